@@ -1,4 +1,4 @@
-"""One layer of self-attention, its heads as stacked tensors (paper, section 2; PAPER.md, section 1).
+"""One layer of self-attention, its heads as stacked tensors (paper, section 2).
 
 Input ``X`` has one row per token, ``[*batch, n, d]``.  A layer's heads are stacked along the first axis::
 

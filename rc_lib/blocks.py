@@ -1,4 +1,4 @@
-"""The row-wise blocks of a transformer's layer: LayerNorm and MLP (paper, section 3; PAPER.md, section 5)."""
+"""The row-wise blocks of a transformer's layer: LayerNorm and MLP (paper, section 3)."""
 
 import math
 

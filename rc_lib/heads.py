@@ -1,4 +1,4 @@
-"""The weights of heads, stacked, and what they do to the features (paper, section 2; PAPER.md, section 1).
+"""The weights of heads, stacked, and what they do to the features (paper, section 2).
 
 Shapes: ``W_Q, W_K [H, d, d_qk]``, ``W_V [H, d, d_v]``, ``W_O [H, d_v, d']``.  ``rc_lib.attention`` builds
 the layer from these functions and offers them too.
@@ -80,7 +80,7 @@ def output_bias(
     b_V: Float[Tensor, "heads d_v"] | None = None,
     b_O: Float[Tensor, " d_out"] | None = None,
 ) -> Float[Tensor, " d_out"]:
-    """The layer's whole bias, ``b = Σ_h W_Oᵀ b_V + b_O``: the rows of ``P_h`` sum to 1 (PAPER.md, section 1).
+    """The layer's whole bias, ``b = Σ_h W_Oᵀ b_V + b_O``: the rows of ``P_h`` sum to 1.
 
     Args:
         W_O: Output weights, ``[H, d_v, d']``.

@@ -1,4 +1,4 @@
-"""Norms of a token matrix (paper, section 2: notation; section 7A of this book's notes for the spans).
+"""Norms of a token matrix (paper, section 2), and the spans that the sharper bound uses (ours)::
 
     ‖M‖_1 = max column abs sum      ‖M‖_∞ = max row abs sum      ‖M‖_{1,∞} = √(‖M‖_1 ‖M‖_∞)
 

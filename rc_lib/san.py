@@ -1,4 +1,4 @@
-"""The stack: a self-attention network with its switches (paper, sections 2 and 3; PAPER.md, section 1).
+"""The stack: a self-attention network with its switches (paper, sections 2 and 3).
 
 With ``x ↦ [x +] f(x)`` meaning that the skip may be there or not, one layer is::
 

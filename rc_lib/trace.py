@@ -1,4 +1,4 @@
-"""What a forward pass leaves behind, for metrics, paths and bounds to read (PAPER.md, sections 2 and 3).
+"""What a forward pass leaves behind, for metrics, paths and bounds to read.
 
 A stack of this library and a pretrained model both produce a ``Trace``.  With the attention matrices and the
 norms' statistics frozen at their recorded values, a network without MLPs is linear in its input up to biases:
@@ -31,7 +31,7 @@ class NormStats:
     centred: bool = True
 
     def linear(self, T: Float[Tensor, "*more n d"]) -> Float[Tensor, "*more n d"]:
-        """The frozen norm's linear part, ``(t − mean over features) / σ_token ∘ g`` (PAPER.md, section 2).
+        """The frozen norm's linear part, ``(t − mean over features) / σ_token ∘ g``.
 
         Args:
             T: Any tensor with the tokens' rows, ``[..., n, d]``; it need not be the one that was normalised.

@@ -1,4 +1,4 @@
-"""Sizes and seeded Gaussian weights of a layer (PAPER.md, section 7B: variance 1/fan-in; ours)."""
+"""Sizes and seeded Gaussian weights of a layer (variance 1/fan-in; ours)."""
 
 import math
 

@@ -12,6 +12,7 @@ def test_checks_return_their_argument_itself():
     assert checks.matrix("X", X) is X
     assert checks.one_of("center", "mean", ("mean", "median")) == "mean"
     assert checks.positive_int("depth", np.int64(7)) == 7
+    assert [checks.positive_int("depth", 1), checks.positive_int("depth", 0, minimum=0)] == [1, 0]
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
@@ -23,6 +24,13 @@ def test_finite_says_where_and_prints_nothing(dtype, bad, capfd):
         checks.finite("tokens", X)
     assert str(bad) in str(error.value)
     assert capfd.readouterr() == ("", "")
+
+
+def test_finite_reports_the_first_of_several():
+    X = torch.zeros(3, 2)
+    X[1, 0] = X[2, 1] = float("nan")
+    with pytest.raises(ValueError, match=r"X\[1, 0\] is nan \(2 of 6"):
+        checks.finite("X", X)
 
 
 def test_finite_accepts_the_largest_number_and_an_empty_tensor():

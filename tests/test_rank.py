@@ -340,6 +340,14 @@ def test_mean_cosine_by_hand_and_against_the_matrix():
     torch.testing.assert_close(rank.mean_cosine(Y), expected, rtol=0, atol=1e-15 * 42)
 
 
+def test_mean_cosine_never_leaves_its_range():
+    for seed in range(20):
+        for dtype in (torch.float32, torch.float64):
+            X = normal(1, 5, seed=seed, dtype=dtype).expand(13, 5)
+            # 13 unit vectors, each long or short by a rounding error: without a clamp, 1 + 1e-7
+            assert 1 - 1e-6 <= rank.mean_cosine(X) <= 1
+
+
 def test_mean_cosine_edges():
     assert rank.mean_cosine(normal(1, 5)) == 1
     assert rank.mean_cosine(torch.zeros(3, 5)) == 0
