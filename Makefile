@@ -52,6 +52,8 @@ execute: setup  ## re-run every notebook and store its outputs (NOTEBOOKS="..." 
 
 experiments: setup  ## re-run the experiments whose results the book stores (hours)
 	$(BIN)/python -m rc_lib run figure2 --scale paper --seeds 0-4
+	$(BIN)/python -m rc_lib run figure2 --scale spread --seeds 0-19
+	$(BIN)/python -m rc_lib run figure2 --scale prose --seeds 0-19
 
 bench: setup  ## the measurements that the speed claims rest on
 	$(BIN)/python -m benchmarks

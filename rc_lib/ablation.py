@@ -22,8 +22,9 @@ SAN           LN(A(x))                                A(LN(x))
 The paper has post-norm models only; the right column is the same definition carried over (ours).
 
 No model code is copied, and nothing is added that is subtracted again: that would bury a residual below
-eps·|x|.  A skip is removed by *rerouting*: the module that adds its input receives zeros, while the modules
-inside it that must see the input receive it from a side channel.  0 + A(x) is exact in floating point.
+eps times the input.  A skip is removed by *rerouting*: the module that adds its input receives zeros, while
+the modules inside it that must see the input receive it from a side channel.  0 + A(x) is exact in floating
+point.
 """
 
 import contextlib
@@ -72,7 +73,7 @@ class Family:
 
     @property
     def pre_norm(self) -> bool:
-        """Whether the norms sit before the blocks: then, and only then, there is a final norm."""
+        """Whether the norms sit before the blocks; then, and only then, there is a final norm."""
         return self.final_norm is not None
 
 
@@ -186,7 +187,14 @@ def family_of(model: nn.Module) -> Family:
 
 
 def base_of(model: nn.Module) -> nn.Module:
-    """Return the model without its head: the part that maps tokens to hidden states."""
+    """Return the model without its head: the part that maps tokens to hidden states.
+
+    Args:
+        model: a Hugging Face model, with or without a head.
+
+    Returns:
+        Its base model; the model itself if it has no head.
+    """
     return getattr(model, "base_model", model)
 
 
@@ -200,7 +208,18 @@ def _walk(modules: list[nn.Module], path: str) -> list[nn.Module]:
 
 
 def part(module: nn.Module, path: str) -> nn.Module:
-    """Return the submodule at a dotted path, ``""`` for the module itself."""
+    """Return the submodule at a dotted path, ``""`` for the module itself.
+
+    Args:
+        module: where the path starts.
+        path: attribute names joined by dots, e.g. ``"attention.self"``.
+
+    Returns:
+        The submodule.
+
+    Raises:
+        AttributeError: there is no such submodule.
+    """
     return _walk([module], path)[0]
 
 
@@ -317,6 +336,13 @@ def ablate(model: nn.Module, skip: bool = True, mlp: bool = True) -> Iterator[nn
 
 
 def ablated(model: nn.Module) -> tuple[bool, bool]:
-    """Return ``(skip, mlp)`` as they stand: ``(True, True)`` outside of any ``ablate``."""
+    """Return ``(skip, mlp)`` as they stand: ``(True, True)`` outside of any ``ablate``.
+
+    Args:
+        model: a Hugging Face model of a supported family.
+
+    Returns:
+        Whether its attention skips, and its feed-forward blocks, are in place.
+    """
     marks = layers_of(model)[0].__dict__
     return "_rc_lib_without_skip" not in marks, "_rc_lib_without_mlp" not in marks

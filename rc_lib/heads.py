@@ -12,7 +12,16 @@ from rc_lib import checks
 
 
 def fit(X: Tensor, **weights: Tensor) -> None:
-    """Require that stacked weights read the ``d`` columns of ``X`` and have its dtype."""
+    """Require that stacked weights read the ``d`` columns of ``X`` and have its dtype.
+
+    Args:
+        X: Tokens, ``[*batch, n, d]``.
+        **weights: Stacked weights by name, each ``[H, d, k]``.
+
+    Raises:
+        ValueError: ``X`` has fewer than two axes, or a weight does not read ``d`` columns.
+        TypeError: a tensor holds no floating-point numbers, or the dtypes differ.
+    """
     checks.floats("X", X)
     if X.ndim < 2:
         raise ValueError(f"X must have shape [*batch, n, d], but is {checks.describe(X)}")
@@ -26,7 +35,18 @@ def fit(X: Tensor, **weights: Tensor) -> None:
 
 
 def pair(name_a: str, A: Tensor, name_b: str, B: Tensor, axes: dict[int, int]) -> None:
-    """Require that the given axes of two tensors have the same length."""
+    """Require that the given axes of two tensors have the same length.
+
+    Args:
+        name_a: The first tensor's name, for the message.
+        A: The first tensor.
+        name_b: The second tensor's name.
+        B: The second tensor.
+        axes: For each axis of ``A`` the axis of ``B`` that must be as long.
+
+    Raises:
+        ValueError: an axis is missing, or two lengths differ.
+    """
     if any(A.ndim <= a or B.ndim <= b or A.shape[a] != B.shape[b] for a, b in axes.items()):
         shapes = f"{name_a} is {checks.describe(A)}, {name_b} is {checks.describe(B)}"
         raise ValueError(
@@ -64,14 +84,30 @@ def project(
 def W_QK(
     W_Q: Float[Tensor, "heads d d_qk"], W_K: Float[Tensor, "heads d d_qk"]
 ) -> Float[Tensor, "heads d d"]:
-    """The bilinear form of each head, ``W_QK = W_Q W_Kᵀ`` (paper, section 2): ``[H, d, d]``."""
+    """The bilinear form of each head, ``W_QK = W_Q W_Kᵀ`` (paper, section 2): ``[H, d, d]``.
+
+    Args:
+        W_Q: Query weights, ``[H, d, d_qk]``.
+        W_K: Key weights, ``[H, d, d_qk]``.
+
+    Returns:
+        ``[H, d, d]``, of rank ``d_qk`` at most.
+    """
     return W_Q @ W_K.mT
 
 
 def W_h(
     W_V: Float[Tensor, "heads d d_v"], W_O: Float[Tensor, "heads d_v d_out"]
 ) -> Float[Tensor, "heads d d_out"]:
-    """What each head does to the features, ``W_h = W_V W_O`` (paper, section 2): ``[H, d, d']``."""
+    """What each head does to the features, ``W_h = W_V W_O`` (paper, section 2): ``[H, d, d']``.
+
+    Args:
+        W_V: Value weights, ``[H, d, d_v]``.
+        W_O: Output weights, ``[H, d_v, d']``.
+
+    Returns:
+        ``[H, d, d']``, of rank ``d_v`` at most.
+    """
     return W_V @ W_O
 
 
@@ -99,7 +135,16 @@ def merge_heads(
     W_O: Float[Tensor, "heads d_v d_out"],
     b_O: Float[Tensor, " d_out"] | None = None,
 ) -> Float[Tensor, "*batch n d_out"]:
-    """Add up what the heads return: ``Σ_h A_h W_O,h + 1 b_Oᵀ``, ``[*batch, n, d']``."""
+    """Add up what the heads return: ``Σ_h A_h W_O,h + 1 b_Oᵀ``, ``[*batch, n, d']``.
+
+    Args:
+        A: Each head's values, ``[*batch, H, n, d_v]``.
+        W_O: Output weights, ``[H, d_v, d']``.
+        b_O: Output bias, ``[d']``; ``None`` means zero.
+
+    Returns:
+        ``[*batch, n, d']``.
+    """
     Y = torch.einsum("...hnv,hvd->...nd", A, W_O)
     return Y if b_O is None else Y + b_O
 

@@ -39,8 +39,8 @@ class Vertex(NamedTuple):
 class Program:
     """The linear program min w a + (1 − w) b over x, for one matrix and any weight w.
 
-    Variables: x [d], S [n, d] with S_ij ≥ |M_ij − x_j|, a and b.  Constraints: every column sum of S is at
-    most a, every row sum at most b.
+    Variables: x [d], S [n, d] with ``S_ij ≥ |M_ij − x_j|``, a and b.  Constraints: every column sum of S
+    is at most a, every row sum at most b.
     """
 
     def __init__(self, M: np.ndarray):

@@ -103,7 +103,14 @@ PACKAGED = ("minilm", "smollm2")
 
 
 def published_name(name: str) -> str | None:
-    """Return the key of ``PUBLISHED`` for a name such as "bert-base" or "bert-base-cased", or ``None``."""
+    """Return the key of ``PUBLISHED`` for a name such as "bert-base" or "bert-base-cased", or ``None``.
+
+    Args:
+        name: what the user asked for.
+
+    Returns:
+        The key, or ``None`` if the name is not one of them.
+    """
     for key, entry in PUBLISHED.items():
         if name in (key, entry.hub, entry.hub.split("/")[1]):
             return key
@@ -159,7 +166,14 @@ def config_of(name: str) -> Any:
 
 
 def model_class(config: Any) -> Any:
-    """Return the Auto class to load with: decoders keep their language-model head, encoders have none."""
+    """Return the Auto class to load with: decoders keep their language-model head, encoders have none.
+
+    Args:
+        config: a Hugging Face configuration.
+
+    Returns:
+        A class of ``transformers``.
+    """
     from transformers import AutoModel, AutoModelForCausalLM
 
     return AutoModelForCausalLM if config.model_type in CAUSAL else AutoModel
@@ -181,7 +195,14 @@ def initialised(config: Any, seed: int) -> nn.Module:
 
 
 def packaged(name: str) -> nn.Module:
-    """Return a model with trained weights from an installed package: "minilm" or "smollm2"."""
+    """Return a model with trained weights from an installed package: "minilm" or "smollm2".
+
+    Args:
+        name: ``"minilm"`` or ``"smollm2"``.
+
+    Returns:
+        The model, in evaluation mode.
+    """
     return _smollm2() if name == "smollm2" else _minilm()
 
 

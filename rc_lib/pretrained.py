@@ -35,9 +35,9 @@ __all__ = [
     "trace",
 ]
 
-#: Names that need no network: the first three at random initialisation, the last two trained as well.
+#: Names that need no network; the first three at random initialisation, the last two trained as well.
 NAMES = (*models.PUBLISHED, *models.PACKAGED)
-#: The four curves of figure 2: label to the two switches.
+#: The four curves of figure 2, from label to the two switches.
 VARIANTS = {
     "SAN": {"skip": False, "mlp": False},
     "SAN+MLP": {"skip": False, "mlp": True},
@@ -62,7 +62,7 @@ def load(
         device: where to put the model.
 
     Returns:
-        The Hugging Face model: without a head for encoders, with its language-model head for decoders.
+        The Hugging Face model, without a head for encoders, with its language-model head for decoders.
 
     Raises:
         TypeError: ``name`` is no string.

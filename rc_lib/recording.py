@@ -83,7 +83,15 @@ def _check_ids(model: nn.Module, ids: Tensor | None) -> None:
 
 
 def split(batch: Mapping[str, Tensor], size: int) -> Iterator[dict[str, Tensor]]:
-    """Yield the batch in pieces of at most ``size`` rows."""
+    """Yield the batch in pieces of at most ``size`` rows.
+
+    Args:
+        batch: tensors with the same first axis.
+        size: the largest number of rows in a piece.
+
+    Yields:
+        Dictionaries with the same keys.
+    """
     checks.positive_int("batch_size", size)
     rows = len(next(iter(batch.values())))
     for start in range(0, rows, size):
@@ -231,7 +239,7 @@ def observe(
         metric: maps ``[b, n, d]`` to ``[b, ...]``.
 
     Returns:
-        The values, the input's first: ``[L + 1, b, ...]``.
+        The values ``[L + 1, b, ...]``, the input's first.
     """
     rec = _Recorder(model)
     rec.see = metric

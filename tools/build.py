@@ -6,13 +6,16 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "_build" / "html" / "index.html"
-BUILD = ["book", "--config", "_config.yml", "--toc", "_toc.yml", "--path-output", ".", "--quiet"]
+# Jupyter Book looks for a relative table of contents below book/: name both files in full.
+SETTINGS = ["--config", ROOT / "_config.yml", "--toc", ROOT / "_toc.yml"]
+BUILD = [ROOT / "book", *SETTINGS, "--path-output", ROOT, "--quiet"]
 STRICT = ["-n", "-W", "--keep-going", "--all"]
 
 
 def main():
     strict = "--strict" in sys.argv[1:]
-    command = [sys.executable, "-m", "jupyter_book", "build", *BUILD, *(STRICT if strict else [])]
+    jupyter_book = Path(sys.executable).parent / "jupyter-book"
+    command = [jupyter_book, "build", *BUILD, *(STRICT if strict else [])]
     done = subprocess.run(command, cwd=ROOT)
     if done.returncode != 0:
         sys.exit("The book did not build; the messages above say where.")

@@ -1,0 +1,183 @@
+"""The experiments of section 8 from a terminal: ``python -m rc_lib run``, ``list`` and ``show``.
+
+Results go to stdout, progress to stderr. Exit codes: 0 done, 1 the experiment or a file failed, 2 the command
+was wrong, 130 interrupted (what was finished is kept, and the same command goes on from there).
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from tqdm import tqdm
+
+from rc_lib import __version__, experiments, results
+
+SEEDS_HELP = "repetitions: 0-4, or 0,2,7, or 3 (default: 0-4)"
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors are one sentence, without the usage above it."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+
+def parse_seeds(text: str) -> list[int]:
+    """Return the seeds that a range or a list names.
+
+    Args:
+        text: ``"0-4"``, ``"0,2,7"``, ``"3"`` or a mixture, ``"0-2,7"``.
+
+    Returns:
+        The integers in the order given.
+
+    Raises:
+        argparse.ArgumentTypeError: anything else; a range that runs backwards; a seed given twice.
+    """
+    seeds = []
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not (first.isdecimal() and (last.isdecimal() or not dash)):
+            raise argparse.ArgumentTypeError(f"{text!r} is no list of seeds; expected e.g. 0-4 or 0,2,7")
+        seeds.extend(range(int(first), int(last or first) + 1))
+    if not seeds or len(set(seeds)) < len(seeds):
+        raise argparse.ArgumentTypeError(f"{text!r} names no seed, or one twice; expected e.g. 0-4 or 0,2,7")
+    return seeds
+
+
+def _parser() -> _Parser:
+    parser = _Parser(
+        prog="python -m rc_lib", description="Run the book's experiments and show their results."
+    )
+    parser.add_argument("--version", action="version", version=f"rc_lib {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="{run,list,show}")
+    out = _Parser(add_help=False)
+    out.add_argument("--out", type=Path, metavar="DIR", help="folder of the results (default: the book's)")
+    run = commands.add_parser("run", parents=[out], help="run an experiment and store its result")
+    run.add_argument("experiment", help="a name that `list` prints")
+    run.add_argument("--scale", default="quick", help="size of the run (default: quick)")
+    run.add_argument("--seeds", type=parse_seeds, default="0-4", help=SEEDS_HELP)
+    run.add_argument("--again", action="store_true", help="run even if the result is stored already")
+    commands.add_parser("list", parents=[out], help="list experiments and stored results")
+    show = commands.add_parser("show", parents=[out], help="print a stored result")
+    show.add_argument("name", help="an experiment's name, or a result's file")
+    show.add_argument("--scale", help="which one, when several are stored")
+    show.add_argument("--seeds", type=parse_seeds, help="which one, when several are stored")
+    return parser
+
+
+class _Progress:
+    """A bar on stderr that counts each unit by its weight, so that the time left is an honest estimate."""
+
+    def __init__(self, experiment: experiments.Experiment, settings: experiments.Settings):
+        self.weight = experiment.weight
+        total = sum(self.weight(unit) for unit in experiment.units(settings))
+        form = "{desc} {percentage:3.0f}%|{bar}| {elapsed} gone, {remaining} left{postfix}"
+        self.bar = tqdm(total=total, desc=experiment.name, bar_format=form, file=sys.stderr, mininterval=0)
+
+    def __call__(self, unit: experiments.Unit, seconds: float) -> None:
+        weight = self.weight(unit)
+        if seconds == 0:  # stored by an earlier run: no evidence about the speed
+            self.bar.initial += weight
+        self.bar.set_postfix_str(" ".join(str(value) for value in unit.values()), refresh=False)
+        self.bar.update(weight)
+
+
+def _is_stored(path: Path) -> bool:
+    try:
+        results.read(path)
+    except results.UnknownResultError:
+        return False
+    except results.CorruptResultError as error:
+        print(error, file=sys.stderr)
+        return False
+    return True
+
+
+def _run(arguments: argparse.Namespace, parser: _Parser) -> int:
+    try:
+        experiment = experiments.get(arguments.experiment)
+        settings = experiment.settings(arguments.scale, arguments.seeds)
+    except ValueError as error:
+        parser.error(str(error))
+    folder = arguments.out or results.default_folder()
+    path = folder / results.file_name(experiment.name, settings)
+    if not arguments.again and _is_stored(path):
+        print(f"{path} is stored already; --again runs it anew")
+        return 0
+    progress = _Progress(experiment, settings)
+    with progress.bar:
+        path = experiments.run(experiment, arguments.scale, arguments.seeds, folder, progress)
+    print(path)
+    return 0
+
+
+def _line(path: Path) -> str:
+    try:
+        result = results.read(path, arrays=False)
+    except results.CorruptResultError as error:
+        return f"  {error}"
+    seeds = ",".join(str(seed) for seed in result.settings.get("seeds", []))
+    facts = (
+        f"{result.settings.get('scale', '-')}, seeds {seeds or '-'}, {result.seconds:.0f} s, {result.made}"
+    )
+    return f"  {path.name}: {facts}"
+
+
+def _list(arguments: argparse.Namespace, parser: _Parser) -> int:
+    print("experiments")
+    for name in sorted(experiments.MODULES):
+        experiment = experiments.get(name)
+        print(f"  {name} ({', '.join(experiment.presets)}): {experiment.about}")
+    stored = results.files(folder=arguments.out)
+    print(f"stored results in {arguments.out or results.default_folder()}")
+    print("\n".join(_line(path) for path in stored) or "  none")
+    return 0
+
+
+def _show(arguments: argparse.Namespace, parser: _Parser) -> int:
+    wanted = {key: getattr(arguments, key) for key in ("scale", "seeds") if getattr(arguments, key)}
+    if arguments.name.endswith(".npz"):
+        result = results.read(arguments.name)
+    else:
+        result = results.load(arguments.name, folder=arguments.out, **wanted)
+    print(f"{result.name}: {result.path}")
+    print("settings " + json.dumps(result.settings))
+    print("versions " + json.dumps(result.versions))
+    print(f"made {result.made} in {result.seconds:.0f} s")
+    for name, array in sorted(result.arrays.items()):
+        print(f"  {name}: {array.dtype} {list(array.shape)}")
+    if result.name in experiments.MODULES:
+        print(experiments.get(result.name).describe(result))
+    return 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Args:
+        argv: the words after ``python -m rc_lib``; the process's own unless given.
+
+    Returns:
+        The exit code: 0 or 1 (a wrong command exits with 2 by SystemExit, as argparse does).
+    """
+    parser = _parser()
+    arguments = parser.parse_args(argv)
+    command = {"run": _run, "list": _list, "show": _show}[arguments.command]
+    try:
+        return command(arguments, parser)
+    except KeyboardInterrupt:
+        print("interrupted; the same command goes on from the last finished unit", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        return 1
+    except (results.ResultError, ImportError, OSError, ValueError) as error:
+        print(f"{parser.prog}: {error}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

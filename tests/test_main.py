@@ -1,0 +1,218 @@
+import argparse
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from rc_lib import __main__ as cli
+from rc_lib import experiments, results
+
+CALLS = []
+
+
+def units(settings):
+    return [{"model": model, "seed": seed} for model in settings["models"] for seed in settings["seeds"]]
+
+
+def run_unit(settings, unit):
+    if (settings["fail"], unit["seed"]) == ("boom", 2):
+        raise ValueError("unit 2 went wrong")
+    CALLS.append((unit["model"], unit["seed"]))
+    time.sleep(settings.get("sleep", 0.0))
+    return {"y": np.array([unit["seed"] * settings["factor"]])}
+
+
+def combine(settings, units, arrays):
+    return {"y": np.stack([each["y"] for each in arrays])}, {"units": [dict(unit) for unit in units]}
+
+
+SETTINGS = {"factor": 10.0, "models": ["a", "b"], "fail": ""}
+EXPERIMENT = experiments.Experiment(
+    name="toy",
+    about="ten times the seed",
+    presets={"quick": SETTINGS, "broken": {**SETTINGS, "fail": "boom"}, "slow": {**SETTINGS, "sleep": 0.3}},
+    units=units,
+    run_unit=run_unit,
+    combine=combine,
+    weight=lambda unit: 3.0 if unit["model"] == "b" else 1.0,
+    describe=lambda result: f"sum {result.arrays['y'].sum():.0f}",
+)
+
+
+@pytest.fixture(autouse=True)
+def toy(monkeypatch):
+    monkeypatch.setitem(experiments.MODULES, "toy", "tests.test_main")
+    CALLS.clear()
+
+
+def test_run_stores_what_load_finds(tmp_path, capsys):
+    assert cli.main(["run", "toy", "--seeds", "0-2", "--out", str(tmp_path)]) == 0
+    found = results.load("toy", folder=tmp_path, scale="quick", seeds=[0, 1, 2])
+    assert found.arrays["y"].tolist() == [[0.0], [10.0], [20.0]] * 2
+    assert found.settings == {**SETTINGS, "scale": "quick", "seeds": [0, 1, 2]}
+    assert found.tables["units"][4] == {"model": "b", "seed": 1}
+    out, err = capsys.readouterr()
+    assert out.strip() == str(found.path)
+    assert "toy 100%" in err
+    assert "left" in err
+    assert [path.name for path in tmp_path.iterdir()] == [found.path.name]
+
+
+def test_a_stored_result_is_not_run_again_unless_asked(tmp_path, capsys):
+    for extra, calls in ([], 2), ([], 2), (["--again"], 4):
+        assert cli.main(["run", "toy", "--seeds", "4", "--out", str(tmp_path), *extra]) == 0
+        assert len(CALLS) == calls
+    assert "stored already" in capsys.readouterr().out
+
+
+def test_a_damaged_result_is_run_again(tmp_path, capsys):
+    cli.main(["run", "toy", "--seeds", "4", "--out", str(tmp_path)])
+    (path,) = tmp_path.iterdir()
+    path.write_bytes(b"half a")
+    assert cli.main(["list", "--out", str(tmp_path)]) == 0
+    assert "damaged" in capsys.readouterr().out
+    assert cli.main(["run", "toy", "--seeds", "4", "--out", str(tmp_path)]) == 0
+    assert results.read(path).arrays["y"].tolist() == [[40.0], [40.0]]
+
+
+def test_a_failed_run_goes_on_where_it_stopped(tmp_path, capsys, monkeypatch):
+    assert cli.main(["run", "toy", "--scale", "broken", "--seeds", "0-3", "--out", str(tmp_path)]) == 1
+    assert "unit 2 went wrong" in capsys.readouterr().err
+    assert CALLS == [("a", 0), ("a", 1)]
+    assert results.files(folder=tmp_path) == []
+    part = next(path for path in (tmp_path / ".parts").rglob("*.npz") if results.read(path).arrays["y"] == 10)
+    part.write_bytes(b"damaged")
+    monkeypatch.setattr(cli.experiments, "get", lambda name: healed)
+    healed = dataclasses.replace(EXPERIMENT, run_unit=lambda s, u: run_unit({**s, "fail": ""}, u))
+    assert cli.main(["run", "toy", "--scale", "broken", "--seeds", "0-3", "--out", str(tmp_path)]) == 0
+    assert CALLS[2:] == [("a", 1), ("a", 2), ("a", 3), ("b", 0), ("b", 1), ("b", 2), ("b", 3)]
+    assert not (tmp_path / ".parts").exists()
+
+
+def test_other_seeds_and_other_settings_do_not_share_wrongly(tmp_path):
+    cli.main(["run", "toy", "--scale", "broken", "--seeds", "1,2", "--out", str(tmp_path)])
+    CALLS.clear()
+    cli.main(["run", "toy", "--scale", "broken", "--seeds", "1,3,2", "--out", str(tmp_path)])
+    assert CALLS == [("a", 3)]
+    CALLS.clear()
+    cli.main(["run", "toy", "--scale", "quick", "--seeds", "1", "--out", str(tmp_path)])
+    assert CALLS == [("a", 1), ("b", 1)]
+
+
+def test_parts_of_other_versions_are_not_trusted(tmp_path, monkeypatch):
+    cli.main(["run", "toy", "--scale", "broken", "--seeds", "0,2", "--out", str(tmp_path)])
+    monkeypatch.setattr(results, "versions", lambda: {"rc_lib": "another"})
+    CALLS.clear()
+    cli.main(["run", "toy", "--scale", "broken", "--seeds", "0,2", "--out", str(tmp_path)])
+    assert CALLS == [("a", 0)]
+
+
+KILLED = """
+import sys
+sys.path.insert(0, {root!r})
+from rc_lib import __main__, experiments
+experiments.MODULES["toy"] = "tests.test_main"
+sys.exit(__main__.main(["run", "toy", "--scale", "slow", "--seeds", "0-9", "--out", {out!r}]))
+"""
+
+
+@pytest.mark.parametrize(("signal_number", "code"), [(signal.SIGKILL, -9), (signal.SIGINT, 130)])
+def test_a_killed_run_keeps_every_finished_unit(tmp_path, signal_number, code):
+    root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    script = KILLED.format(root=root, out=str(tmp_path))
+    process = subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.PIPE, stdout=subprocess.PIPE)
+    deadline = time.monotonic() + 60
+    while len(list(tmp_path.rglob("*.npz"))) < 2 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(signal_number)
+    process.communicate()
+    assert process.returncode == code
+    kept = len(list(tmp_path.rglob("*.npz")))
+    assert kept >= 2
+    assert cli.main(["run", "toy", "--scale", "slow", "--seeds", "0-9", "--out", str(tmp_path)]) == 0
+    assert len(CALLS) == 20 - kept
+
+
+def test_list_and_show(tmp_path, capsys):
+    assert cli.main(["list", "--out", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert "toy (quick, broken, slow): ten times the seed" in out
+    assert "none" in out
+    cli.main(["run", "toy", "--seeds", "0-2", "--out", str(tmp_path)])
+    cli.main(["run", "toy", "--seeds", "3", "--out", str(tmp_path)])
+    capsys.readouterr()
+    assert cli.main(["list", "--out", str(tmp_path)]) == 0
+    assert "quick, seeds 0,1,2," in capsys.readouterr().out
+    assert cli.main(["show", "toy", "--seeds", "3", "--out", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert '"factor": 10.0' in out
+    assert "y: float64 [2, 1]" in out
+    assert "sum 60" in out
+    assert cli.main(["show", "toy", "--out", str(tmp_path)]) == 1
+    assert "2 stored results fit" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["run", "toy", "--seeds", "x"], "'x' is no list of seeds"),
+        (["run", "toy", "--seeds", "4-0"], "names no seed"),
+        (["run", "toy", "--seeds", "1,1"], "twice"),
+        (["run", "toy", "--seeds", "-1"], "seeds"),
+        (["run", "toy", "--seeds", "²"], "no list of seeds"),
+        (["run", "toy", "--scale", "huge"], "toy knows broken, quick, slow"),
+        (["run", "nothing"], "unknown experiment 'nothing'; there is figure2, toy"),
+        (["walk"], "invalid choice: 'walk'"),
+        ([], "required"),
+    ],
+)
+def test_a_wrong_command_gets_one_sentence_and_code_2(words, message, capsys):
+    with pytest.raises(SystemExit) as stop:
+        cli.main(words)
+    assert stop.value.code == 2
+    err = capsys.readouterr().err
+    assert message in err
+    assert err.count("\n") == 1
+    assert err.startswith("python -m rc_lib")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["show", "nothing"], "no result of this name"),
+        (["show", "missing-file.npz"], "no such file"),
+        (["run", "toy", "--out", "{file}/x"], "cannot write"),
+    ],
+)
+def test_what_fails_gets_one_sentence_and_code_1(words, message, capsys, tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    assert cli.main([word.format(file=tmp_path / "file") for word in words]) == 1
+    err = capsys.readouterr().err
+    assert message in err.splitlines()[-1]
+    assert "Traceback" not in err
+
+
+def test_seeds():
+    assert cli.parse_seeds("0-4") == [0, 1, 2, 3, 4]
+    assert cli.parse_seeds("7") == [7]
+    assert cli.parse_seeds("0-1, 9,5-6") == [0, 1, 9, 5, 6]
+    with pytest.raises(argparse.ArgumentTypeError):
+        cli.parse_seeds("")
+
+
+def test_settings_refuse_bad_seeds():
+    for seeds in ([], [-1], [1, 1]):
+        with pytest.raises(ValueError, match="seeds="):
+            EXPERIMENT.settings("quick", seeds)
+
+
+def test_help_is_fast_and_names_the_commands():
+    done = subprocess.run(
+        [sys.executable, "-m", "rc_lib", "--help"], capture_output=True, text=True, check=True
+    )
+    assert "{run,list,show}" in done.stdout
