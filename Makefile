@@ -45,7 +45,7 @@ notebooks: setup  ## re-run every notebook through nbval
 	$(BIN)/python tools/nbval.py
 
 pages: strict  ## open every rendered page in headless Chromium
-	$(BIN)/python -m pytest -q -m page tests
+	$(BIN)/python -m pytest -q -n 2 -m page tests
 
 execute: setup  ## re-run every notebook and store its outputs (NOTEBOOKS="..." for some)
 	$(BIN)/python tools/execute.py $(NOTEBOOKS)
@@ -58,8 +58,8 @@ experiments: setup  ## re-run the experiments whose results the book stores (hou
 bench: setup  ## the measurements that the speed claims rest on
 	$(BIN)/python -m benchmarks
 
-repository: setup  ## point every link at your fork: make repository REPO=owner/name
-	$(BIN)/python tools/repository.py $(REPO)
+repository:  ## point every link at your fork: make repository REPO=owner/name
+	$(PYTHON) tools/repository.py $(REPO)
 
 clean:  ## remove what was built (keeps .venv)
 	rm -rf _build .pytest_cache .ruff_cache .hypothesis

@@ -45,6 +45,9 @@ def _walk(san: SAN, X: Tensor, center: str | Tensor) -> tuple[list[LayerSizes], 
     for own, layer in zip(layers, san.layers, strict=True):
         t, score = layer_centers.attend(own.maps, states[-1])
         states.append(t if layer.mlp is None else layer_centers.feed(layer.mlp, layer.mlp_skip, t))
+        if bool(states[-1].log_R.isnan().any()):
+            l = len(scores) + 1
+            raise ValueError(f"san: the residual after layer {l} is not finite: weights or X are too large")
         scores.append(score)
     return layers, states, scores
 
@@ -278,10 +281,12 @@ def weights_bound(san: SAN, log_residual: float, tokens: int, kind: str = "gamma
 
     Raises:
         ValueError: as for ``bound``; ``log_residual`` is NaN or ``inf``, or ``tokens`` below 1.
-        TypeError: ``san`` is no ``SAN``.
+        TypeError: ``san`` is no ``SAN``, or ``log_residual`` no number.
     """
     checks.one_of("kind", kind, KINDS)
     n = checks.positive_int("tokens", tokens)
+    if not hasattr(log_residual, "__float__") or getattr(log_residual, "ndim", 0) > 0:
+        raise TypeError(f"log_residual must be a number, but is {checks.describe(log_residual)}")
     if math.isnan(log_residual) or log_residual == math.inf:
         raise ValueError(f"log_residual must be a logarithm of a finite number, but is {log_residual}")
     chain = _Chain(kind, torch.tensor(float(log_residual), dtype=torch.float64))

@@ -216,9 +216,11 @@ def check(id: str, value: Any) -> float | int | bool:
 
     Raises:
         ClaimError: the ledger has no such row, or the value is outside the row's band.
-        TypeError: the value is neither a number nor a truth value.
+        TypeError: the id is no string, or the value is neither a number nor a truth value.
         ValueError: the value is NaN or infinite.
     """
+    if not isinstance(id, str):
+        raise TypeError(f"id={id!r}: expected a string, the id of a row of the ledger")
     ledger = load()
     if id not in ledger:
         raise ClaimError(f"id={id!r}: the ledger has no such row{_nearest(id, ledger)}")
@@ -275,11 +277,12 @@ def _show(claim: Claim, value: float | int | bool) -> None:
 def _html(claim: Claim, shown: str) -> str:
     """The tick as HTML. It inherits the page's text colour, so it reads on a light and on a dark page."""
     part = {key: html.escape(text) for key, text in vars(claim).items() if isinstance(text, str)}
+    origin = " · ".join(dict.fromkeys((part["source"], part["status"])))  # "ours" once, not twice
     return (
         '<div class="rc-claim" style="' + _STYLE + '">'
         f"<strong>✓ {html.escape(shown)}</strong> (band {html.escape(str(claim.band))})"
         f" · {part['statement']}<br>"
-        f"<small>check <code>{part['id']}</code> · {part['source']} · {part['status']}</small></div>"
+        f"<small>check <code>{part['id']}</code> · {origin}</small></div>"
     )
 
 

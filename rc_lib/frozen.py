@@ -290,6 +290,8 @@ def _in_words(number: int) -> str:
 
 def _valid_path(path: Sequence[int], hops: list[Hop], source: int) -> list[int]:
     """Require one existing head (or an existing skip) per layer."""
+    if not isinstance(path, Iterable):
+        raise TypeError(f"path must be a sequence of heads, one per layer, but is {checks.describe(path)}")
     heads = [checks.positive_int(f"path[{l}]", h, minimum=0) for l, h in enumerate(path)]
     if len(heads) != len(hops):
         start = "the input" if source == 0 else f"source {source}"
@@ -366,6 +368,8 @@ def freeze(
     Raises:
         ValueError: ``X`` is empty, not finite or of the wrong width, a mask does not fit, or the forward
             pass overflowed.
-        TypeError: another dtype than the weights', or a mask that is not boolean.
+        TypeError: ``san`` is no ``SAN``, another dtype than the weights', or a mask that is not boolean.
     """
+    if not (hasattr(san, "trace") and hasattr(san, "layers")):
+        raise TypeError(f"san must be a rc_lib.san.SAN, but is {checks.describe(san)}")
     return freeze_trace(san.trace(checks.matrix("X", X), mask, key_padding_mask), san.layers)

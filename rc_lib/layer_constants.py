@@ -97,7 +97,7 @@ def layer_sizes(san: SAN) -> list[LayerSizes]:
         One entry per layer.
 
     Raises:
-        ValueError: the network has skips or norms.
+        ValueError: the network has skips or norms, or weights that are not finite.
         TypeError: ``san`` is no ``SAN``.
     """
     if not isinstance(san, SAN):
@@ -112,12 +112,23 @@ def layer_sizes(san: SAN) -> list[LayerSizes]:
             "one by one, which the theorems do not cover; use norm='none'"
         )
     layers = []
+    for name, W in san.named_parameters():
+        checks.finite(f"san: {name}", W)
     for layer in san.layers:
         lip = (1.0, 1.0) if layer.mlp is None else mlp_lipschitz(layer.mlp, layer.mlp_skip)
-        layers.append(
-            LayerSizes(HeadMaps.of(layer.attention), *(math.log(v) if v else -math.inf for v in lip))
-        )
+        maps = HeadMaps.of(layer.attention)
+        _in_range(maps, f"layers.{len(layers)}.attention")
+        layers.append(LayerSizes(maps, *(math.log(v) if v else -math.inf for v in lip)))
     return layers
+
+
+def _in_range(maps: HeadMaps, place: str) -> None:
+    """Refuse products of weights beyond the range of floats: a norm of them would be no number."""
+    for name, W in (("W_Q W_Kᵀ", maps.W_QK), ("W_K b_Q", maps.k), ("W_V W_O", maps.W), ("the bias", maps.b)):
+        if not bool(W.isfinite().all()):
+            raise ValueError(
+                f"san: {name} of {place} is not finite: expected weights whose products float64 holds"
+            )
 
 
 def log_constant(layer: LayerSizes, kind: str, total: Tensor, largest: Tensor, log_delta: Tensor) -> Tensor:

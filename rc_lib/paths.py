@@ -99,10 +99,11 @@ def all_paths(depth: int, heads: int, skip: bool, length: int | None = None) -> 
         An iterator of tuples ``(h_1, ..., h_L)``, first layer first: ``H^L`` of them, or ``(H + 1)^L``.
 
     Raises:
-        ValueError: a size out of range, or a ``length`` above ``depth``.
+        ValueError: a size out of range, ``skip`` neither true nor false, or a ``length`` above ``depth``.
         TypeError: a size is no whole number.
     """
     L, H = _sizes(depth, heads)
+    checks.one_of("skip", skip, (True, False))
     if length is None:
         return product(range(0 if skip else 1, H + 1), repeat=L)
     if checks.positive_int("length", length, minimum=0) > L:

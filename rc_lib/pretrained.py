@@ -58,7 +58,7 @@ def load(
         trained: ``True`` for trained weights: from installed packages for the last two, else from the local
             cache or the hub.  ``False`` for a fresh random initialisation of the same configuration.
         seed: seed of that initialisation; torch's global generator is not touched.
-        dtype: of the weights, float32 or float64.
+        dtype: of the weights, a floating-point type.
         device: where to put the model.
 
     Returns:
@@ -70,7 +70,7 @@ def load(
         ModelUnavailable: trained weights are asked for that are not on this machine, and no network is there.
         corpus.MissingPackage: the package with the weights is not installed.
     """
-    _check_load(name, dtype)
+    _check_load(name, seed, dtype, device)
     key = models.published_name(name)
     if name in models.PACKAGED and trained:
         model = models.packaged(name)
@@ -84,7 +84,7 @@ def load(
     return model.to(device=device, dtype=dtype).eval()
 
 
-def _check_load(name: Any, dtype: torch.dtype) -> None:
+def _check_load(name: Any, seed: Any, dtype: torch.dtype, device: Any) -> None:
     if not isinstance(name, str):
         raise TypeError(f"name must be a string, but is {checks.describe(name)}")
     if not name:
@@ -92,6 +92,11 @@ def _check_load(name: Any, dtype: torch.dtype) -> None:
             f"name must be one of {', '.join(NAMES)}, a name on the hub or a folder, but is empty"
         )
     checks.one_of("dtype", dtype, checks.FLOATS)
+    checks.positive_int("seed", seed, minimum=0)
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, TypeError) as error:
+        raise ValueError(f"device={device!r}: expected a device of this machine, such as 'cpu'") from error
 
 
 def _from_hub(name: str) -> nn.Module:
@@ -162,6 +167,7 @@ def _batch(model: nn.Module, inputs: Any) -> dict[str, Tensor]:
         isinstance(inputs, (list, tuple)) and inputs and isinstance(inputs[0], str)
     ):
         inputs = tokens(model, inputs)
+    family_of(model)  # says what is wrong with another kind of model
     return recording.as_batch(model, inputs)
 
 
@@ -216,6 +222,8 @@ def measure(
     """
     checks.positive_int("batch_size", batch_size)
     batch = _batch(model, inputs)
+    if not callable(metric):
+        raise TypeError(f"metric must be a function of [b, n, d], but is {checks.describe(metric)}")
     with ablate(model, skip, mlp):
         parts = [recording.observe(model, small, metric) for small in recording.split(batch, batch_size)]
     return torch.cat(parts, dim=1)

@@ -33,7 +33,8 @@ def as_batch(model: nn.Module, inputs: Any) -> dict[str, Tensor]:
 
     Raises:
         TypeError: another type, or a mapping whose values are no tensors.
-        ValueError: empty inputs, ids outside of the vocabulary, or more tokens than the model has positions.
+        ValueError: empty inputs, ids outside of the vocabulary, embeddings of another width than the model's,
+            or more tokens than the model has positions.
     """
     if isinstance(inputs, Tensor):
         inputs = _named(inputs)
@@ -48,10 +49,15 @@ def as_batch(model: nn.Module, inputs: Any) -> dict[str, Tensor]:
     if not batch or any(value.numel() == 0 for value in batch.values()):
         raise ValueError("inputs must not be empty")
     _check_ids(model, batch.get("input_ids"))
+    _check_width(model, batch.get("inputs_embeds"))
     return batch
 
 
 def _named(X: Tensor) -> dict[str, Tensor]:
+    if X.dtype == torch.bool or X.is_complex():
+        raise TypeError(
+            f"inputs: token ids must be integers, embeddings floats, but are {checks.describe(X)}"
+        )
     if not X.is_floating_point():
         if X.ndim not in (1, 2):
             raise ValueError(f"inputs: token ids must have shape [n] or [b, n], but are {checks.describe(X)}")
@@ -80,6 +86,14 @@ def _check_ids(model: nn.Module, ids: Tensor | None) -> None:
         raise ValueError(
             f"inputs: the model has positions for {most} tokens, but the rows have {ids.shape[1]}"
         )
+
+
+def _check_width(model: nn.Module, X: Tensor | None) -> None:
+    if X is None:
+        return
+    width = model.get_input_embeddings().weight.shape[-1]
+    if X.shape[-1] != width:
+        raise ValueError(f"inputs: embeddings must have shape [b, n, {width}], but are {checks.describe(X)}")
 
 
 def split(batch: Mapping[str, Tensor], size: int) -> Iterator[dict[str, Tensor]]:

@@ -50,7 +50,7 @@ class ResidualFlow:
 
     Args:
         log_norm: Natural logarithm of the residual's composite norm, ``[*batch, L+1]``; ``-inf`` where
-            tokens are equal; NaN where it is not resolved (see ``residual_flow``).
+            tokens are equal; NaN where it is not resolved (see ``resolved``).
         direction: The residual divided by its norm, ``[*batch, L+1, n, d]``; zeros where tokens are equal,
             NaN where it is not resolved.
         centre: The common row, ``[*batch, L+1, d]``.
@@ -59,6 +59,16 @@ class ResidualFlow:
     log_norm: Float[Tensor, "*batch states"]
     direction: Float[Tensor, "*batch states n d"]
     centre: Float[Tensor, "*batch states d"]
+
+    @property
+    def resolved(self) -> Bool[Tensor, "*batch states"]:
+        """Whether each state's residual is known, ``[*batch, L+1]``; ``False`` where ``log_norm`` is NaN.
+
+        Float64 carries 16 digits of the residual.  If a layer removes all of them (sharp attention that looks
+        at one group of merged tokens only), neither this state nor a later one is known.  Equal tokens, whose
+        ``log_norm`` is ``-inf``, are resolved.
+        """
+        return ~self.log_norm.isnan()
 
     @property
     def log10_norm(self) -> Float[Tensor, "*batch states"]:
@@ -117,6 +127,7 @@ def residual_flow(
     The rounding error is relative to the whole residual: a part of it that is 10^-16 of the rest is lost.
     If a layer then removes the rest (sharp attention that looks at one group of merged tokens only), what
     is left is not resolved: from there on log-norms and directions are NaN, never a number made of rounding.
+    The result's ``resolved`` says where; ``resolved.all()`` is worth asking when weights are large.
 
     Args:
         san: The network.
@@ -153,7 +164,7 @@ def residual_flow(
 
 def _check(san: Any, X: Any) -> None:
     if not isinstance(san, SAN):
-        raise TypeError(f"san must be a rc_lib.san.SAN, but is {type(san).__name__}")
+        raise TypeError(f"san must be a rc_lib.san.SAN, but is {checks.describe(san)}")
     checks.matrix("X", X)
     if X.shape[-1] != san.dim:
         raise ValueError(f"X is {checks.describe(X)}; expected [*batch, n, {san.dim}]")
@@ -183,6 +194,9 @@ def _check_layer(layer: Layer, l: int) -> None:
 def _allowed(X: Tensor, heads: int, mask: Tensor | None, key_padding_mask: Tensor | None) -> Tensor | None:
     """Who may attend to whom, ``[*batch, H, n, n]``; ``None`` if everyone may to everyone."""
     may = allowed(X, mask, key_padding_mask)
+    n = X.shape[-2]
+    if may is not None and may.ndim > 2 and may.shape[-3] not in (1, heads):
+        raise ValueError(f"mask is {checks.describe(mask)}, but there are {heads} heads")
     if may is None or bool(may.all()):
         return None
     empty = torch.nonzero(~may.any(-1))
@@ -191,9 +205,6 @@ def _allowed(X: Tensor, heads: int, mask: Tensor | None, key_padding_mask: Tenso
         raise ValueError(
             f"mask leaves the query at index {where} without any key; its row is no distribution"
         )
-    n = X.shape[-2]
-    if may.ndim > 2 and may.shape[-3] not in (1, heads):
-        raise ValueError(f"mask is {checks.describe(mask)}, but there are {heads} heads")
     return may.expand(*X.shape[:-2], heads, n, n)
 
 

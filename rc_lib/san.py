@@ -179,7 +179,7 @@ class SAN(nn.Module):
         self.mlp_skip = self.skip if mlp_skip is None else _switch("mlp_skip", mlp_skip)
         scale("eps", eps)
         generators = _generators(seed)
-        common = {"bias": bias, "gain": gain, "bias_std": bias_std, "dtype": dtype}
+        common = {"bias": _switch("bias", bias), "gain": gain, "bias_std": bias_std, "dtype": dtype}
         layers = []
         for _ in range(depth):
             attention = MultiHeadAttention(
@@ -190,7 +190,7 @@ class SAN(nn.Module):
                 Layer(attention, net, skip, self.mlp_skip, norm, eps, probability("dropout", dropout))
             )
         self.layers = nn.ModuleList(layers)
-        self.final_norm = LayerNorm(dim, eps, dtype) if final_norm else None
+        self.final_norm = LayerNorm(dim, eps, dtype) if _switch("final_norm", final_norm) else None
 
     @property
     def depth(self) -> int:

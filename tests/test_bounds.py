@@ -337,6 +337,25 @@ def test_networks_that_the_theorems_do_not_cover_are_refused(switches, words):
         bounds.weights_bound(san, 0.0, 3)
 
 
+@pytest.mark.parametrize(
+    ("gain", "message"),
+    [
+        (math.nan, r"san: layers\.0\.attention\.W_Q must be finite, but .* is nan"),
+        (1e200, r"san: W_Q W_Kᵀ of layers\.0\.attention is not finite"),
+        (1e100, "san: the residual after layer 2 is not finite: weights or X are too large"),
+    ],
+)
+def test_weights_out_of_range_are_named(plain_types, gain, message):
+    san, X = SAN(2, 2, 4), torch.eye(4, dtype=torch.float64)
+    with torch.no_grad():
+        for layer in san.layers:
+            for W in (layer.attention.W_Q, layer.attention.W_K, layer.attention.W_V, layer.attention.W_O):
+                W.mul_(gain)
+    for f in (bounds.sharp_bound, bounds.paper_bound, bounds.certificate):
+        with pytest.raises(ValueError, match=message):
+            f(san, X)
+
+
 def test_bad_input(plain_types):
     san, X = SAN(2, 2, 4), torch.ones(3, 4, dtype=torch.float64)
     with pytest.raises(TypeError, match="san must be"):
@@ -354,6 +373,8 @@ def test_bad_input(plain_types):
         bounds.sharp_bound(san, torch.ones(3, 4, dtype=torch.float64), "centroid")
     with pytest.raises(ValueError, match=r"center is .*expected"):
         bounds.sharp_bound(san, torch.ones(3, 4, dtype=torch.float64), torch.ones(3, dtype=torch.float64))
+    with pytest.raises(TypeError, match="log_residual must be a number, but is str 'small'"):
+        bounds.weights_bound(san, "small", 3)
     with pytest.raises(ValueError, match="log_residual must be"):
         bounds.weights_bound(san, math.nan, 3)
     with pytest.raises(ValueError, match="tokens must be at least 1"):

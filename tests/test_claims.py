@@ -188,6 +188,13 @@ def test_check_refuses_a_claim_that_the_ledger_does_not_know(ledger):
         claims.check("fig2-bert-sam", 0.0)
 
 
+@pytest.mark.parametrize("id", [None, 3, ["fig2-bert-san"]])
+def test_check_refuses_an_id_that_is_no_string(plain_types, ledger, id):
+    ledger({"id": "fig2-bert-san"})
+    with pytest.raises(TypeError, match="expected a string, the id of a row of the ledger"):
+        claims.check(id, 0.0)
+
+
 def test_check_prints_its_tick_outside_a_notebook(ledger, capsys):
     ledger({"unit": "nats"})
     claims.check("a", 0.012345)

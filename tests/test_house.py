@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import tomllib
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -166,6 +167,36 @@ def test_the_repository_has_one_address():
             continue
         for found in re.findall(rf"\b{owner}/[A-Za-z0-9._-]+", file.read_text()):
             assert found.removesuffix(".git") == name, file
+
+
+def test_the_readme_runs(tmp_path):
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    assert len(blocks) == 3
+    done = subprocess.run(
+        [sys.executable, "-c", "\n".join(blocks)], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_wheel_carries_what_chapters_load(tmp_path):
+    command = [
+        "-m",
+        "pip",
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        "--no-build-isolation",
+        "-w",
+        str(tmp_path),
+        str(ROOT),
+    ]
+    subprocess.run([sys.executable, *command], check=True)
+    names = zipfile.ZipFile(next(tmp_path.glob("*.whl"))).namelist()
+    wanted = [ROOT / "book" / "claims.yml", *(ROOT / "book" / "data").iterdir()]
+    wanted += (ROOT / "book" / "results").glob("*.npz")
+    for file in wanted:
+        assert f"rc_lib/_book/{file.relative_to(ROOT / 'book').as_posix()}" in names
+    assert {"rc_lib/explore.css", "rc_lib/explore.js"} <= set(names)
 
 
 def test_importing_the_library_is_cheap():

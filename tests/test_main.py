@@ -164,6 +164,7 @@ def test_list_and_show(tmp_path, capsys):
         (["run", "toy", "--seeds", "4-0"], "names no seed"),
         (["run", "toy", "--seeds", "1,1"], "twice"),
         (["run", "toy", "--seeds", "-1"], "seeds"),
+        (["run", "toy", "--seeds", "99999999999999999999"], "expected numbers below 2**62"),
         (["run", "toy", "--seeds", "²"], "no list of seeds"),
         (["run", "toy", "--scale", "huge"], "toy knows broken, quick, slow"),
         (["run", "nothing"], "unknown experiment 'nothing'; there is figure2, toy"),
@@ -195,6 +196,15 @@ def test_what_fails_gets_one_sentence_and_code_1(words, message, capsys, tmp_pat
     err = capsys.readouterr().err
     assert message in err.splitlines()[-1]
     assert "Traceback" not in err
+
+
+def test_a_folder_that_cannot_be_written_is_told_before_the_first_unit(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("in the way")
+    computed = []
+    monkeypatch.setattr(experiments, "_run_units", lambda *arguments: computed.append(arguments))
+    with pytest.raises(results.ResultError, match=r"cannot write .*: Not a directory"):
+        experiments.run(EXPERIMENT, "quick", [0], tmp_path / "file")
+    assert not computed
 
 
 def test_seeds():

@@ -286,6 +286,14 @@ def test_a_path_of_something_else(small, path):
         paths.path_output(small[0], small[2], path)
 
 
+def test_what_is_no_path_or_no_network(plain_types, small):
+    with pytest.raises(TypeError, match="path must be a sequence of heads, one per layer, but is NoneType"):
+        paths.path_output(small[0], small[2], None)
+    for f in (paths.sum_by_length, paths.sum_over_paths):
+        with pytest.raises(TypeError, match=r"san must be a rc_lib\.san\.SAN, but is NoneType"):
+            f(None, small[2])
+
+
 def test_a_source_that_does_not_exist(small):
     with pytest.raises(ValueError, match="source must be below 1, but is 1"):
         paths.path_output(small[0], small[2], (1, 1), source=1)
@@ -330,6 +338,8 @@ def test_bad_sizes(plain_types, f):
 
 
 def test_bad_length(plain_types):
+    with pytest.raises(ValueError, match="skip must be one of True, False, but is NoneType"):
+        paths.all_paths(2, 2, None)
     with pytest.raises(ValueError, match="length must be at most depth=2, but is 3"):
         paths.all_paths(2, 2, True, length=3)
     with pytest.raises(ValueError, match="length must be at least 0"):

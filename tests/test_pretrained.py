@@ -128,3 +128,22 @@ def test_smollm2_reads_real_text_in_little_memory():
     loss, peak = map(float, done.stdout.split())
     assert loss < 3.6
     assert peak < 1.5e9
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"seed": "a"}, "seed must be"),
+        ({"seed": -1}, "seed must be"),
+        ({"device": "nowhere"}, "device='nowhere': expected a device of this machine"),
+        ({"dtype": torch.int64}, "dtype must be"),
+    ],
+)
+def test_load_names_a_bad_argument(plain_types, changes, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        pretrained.load("bert-base", **({"trained": False} | changes))
+
+
+def test_a_model_of_another_kind_is_named(plain_types):
+    with pytest.raises(TypeError, match="model must be a Hugging Face model, but is a Linear"):
+        pretrained.trace(torch.nn.Linear(2, 2), torch.tensor([1]))

@@ -114,6 +114,8 @@ def test_other_attention_implementations_are_traced_and_kept():
         ),
         (torch.full((2, DIM), float("nan")), ValueError, r"inputs\[0, 0\] is nan"),
         (torch.zeros(1, 1, 1, 1, 1), ValueError, "embeddings must have shape"),
+        (torch.zeros(2, DIM + 1), ValueError, rf"shape \[b, n, {DIM}\], but are a float"),
+        (torch.zeros(3, dtype=torch.bool), TypeError, "token ids must be integers, embeddings floats"),
         ({"input_ids": [[1, 2]]}, TypeError, "a dictionary of tensors"),
         (None, TypeError, "inputs must be a text, token ids"),
         ([], TypeError, "inputs must be a text, token ids"),

@@ -210,6 +210,7 @@ def test_what_sixteen_digits_cannot_tell_is_nan():
     assert flow.log_norm.isnan().tolist() == [False, False, False, True, True]
     assert flow.direction[3:].isnan().all()
     assert flow.centre.isfinite().all()
+    assert flow.resolved.tolist() == [True, True, True, False, False]
     found = [oracle.residual(state, 500)[0] for state in oracle.states(san, X, 500)]
     assert flow.log_norm[:3].tolist() == pytest.approx([float(f) for f in found[:3]], rel=1e-10)
     assert found[3] == pytest.approx(-50.547, abs=1e-3)
@@ -504,6 +505,12 @@ def test_bad_input_is_named(plain_types, X, error, message):
         residual_flow(SAN(2, 2, 6), X)
 
 
+def test_equal_tokens_are_resolved():
+    flow = residual_flow(SAN(2, 2, 6), tokens(1, 6).expand(5, 6))
+    assert flow.log_norm.isneginf().all()
+    assert flow.resolved.all()
+
+
 def test_bad_masks_centres_and_networks_are_named(plain_types):
     san, X = SAN(2, 2, 6), tokens(5, 6)
     empty = causal(5)
@@ -514,11 +521,13 @@ def test_bad_masks_centres_and_networks_are_named(plain_types):
         residual_flow(san, X, causal(4))
     with pytest.raises(ValueError, match="there are 2 heads"):
         residual_flow(san, X, causal(5).expand(3, 5, 5))
+    with pytest.raises(ValueError, match="there are 2 heads"):
+        residual_flow(san, X, torch.ones(3, 5, 5, dtype=torch.bool))  # lets everyone see everyone
     with pytest.raises(TypeError, match="mask must be boolean"):
         residual_flow(san, X, torch.zeros(5, 5))
     with pytest.raises(ValueError, match="center must be one of 'mean', 'median', 'minimizer'"):
         residual_flow(san, X, center="mode")
-    with pytest.raises(TypeError, match=r"san must be a rc_lib\.san\.SAN, but is Linear"):
+    with pytest.raises(TypeError, match=r"san must be a rc_lib\.san\.SAN, but is Linear Linear\("):
         residual_flow(torch.nn.Linear(6, 6), X)
 
 

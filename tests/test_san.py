@@ -288,6 +288,8 @@ class TestBadInput:
             (ValueError, "mlp_dim must be at least 1", {"mlp_dim": 0, "mlp": True}),
             (ValueError, "bias_std must be finite", {"bias_std": math.inf}),
             (TypeError, "skip must be True or False", {"skip": "yes"}),
+            (TypeError, "bias must be True or False", {"bias": "yes"}),
+            (TypeError, "final_norm must be True or False", {"final_norm": "no"}),
         ):
             with pytest.raises(error, match=match):
                 san(**changes)

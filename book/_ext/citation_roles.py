@@ -7,7 +7,9 @@ docutils writes role="doc-biblioentry", which DPUB-ARIA 1.1 has withdrawn: an it
 def current_role(app, pagename, templatename, context, doctree):
     """Write the role that replaced the withdrawn one."""
     if "body" in context:
-        context["body"] = context["body"].replace('role="doc-biblioentry"', 'role="listitem"')
+        context["body"] = context["body"].replace(
+            'role="doc-biblioentry"', 'role="listitem"'
+        )
 
 
 def setup(app):

@@ -10,7 +10,9 @@ def once(app, pagename, templatename, context, doctree):
     seen, kept = set(), []
     for script in context.get("script_files", []):
         body = getattr(script, "attributes", {}).get("body")
-        if "thebe" in str(getattr(script, "filename", "") or "") or "THEBE_JS_URL" in (body or ""):
+        if "thebe" in str(getattr(script, "filename", "") or "") or "THEBE_JS_URL" in (
+            body or ""
+        ):
             continue
         if body is None or body not in seen:
             kept.append(script)

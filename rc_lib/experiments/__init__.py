@@ -59,13 +59,15 @@ class Experiment:
             The preset with ``scale`` and ``seeds`` beside it.
 
         Raises:
-            ValueError: an unknown scale; seeds that are none, negative or given twice.
+            ValueError: an unknown scale; seeds that are none, negative, above 2**62 or given twice.
         """
         if scale not in self.presets:
             raise ValueError(f"scale={scale!r}: {self.name} knows {', '.join(sorted(self.presets))}")
         seeds = list(seeds)
         if not seeds or min(seeds) < 0 or len(set(seeds)) < len(seeds):
             raise ValueError(f"seeds={seeds}: expected one or more non-negative integers, each once")
+        if max(seeds) >= 2**62:
+            raise ValueError(f"seeds={seeds}: expected numbers below 2**62, torch's generators hold no more")
         return {**self.presets[scale], "scale": scale, "seeds": seeds}
 
 
@@ -123,6 +125,14 @@ def _run_units(
     return done
 
 
+def _make(folder: Path) -> None:
+    """Create the folder ahead of the first unit, so that one that cannot be written is told at once."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise results.ResultError(f"cannot write {folder}: {error.strerror or error}") from error
+
+
 def run(
     experiment: Experiment,
     scale: str,
@@ -149,6 +159,7 @@ def run(
     settings = experiment.settings(scale, seeds)
     folder = Path(folder or results.default_folder())
     parts = _parts_folder(experiment, settings, folder)
+    _make(parts)
     done = _run_units(experiment, settings, parts, progress)
     units = experiment.units(settings)
     arrays, tables = experiment.combine(settings, units, [part.arrays for part in done])
