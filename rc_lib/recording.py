@@ -89,10 +89,11 @@ def _check_ids(model: nn.Module, ids: Tensor | None) -> None:
 
 
 def _check_width(model: nn.Module, X: Tensor | None) -> None:
-    if X is None:
-        return
-    width = model.get_input_embeddings().weight.shape[-1]
-    if X.shape[-1] != width:
+    try:
+        width = None if X is None else model.get_input_embeddings().weight.shape[-1]
+    except AttributeError:  # a model without an embedding table takes what its first layer takes
+        width = None
+    if width is not None and X.shape[-1] != width:
         raise ValueError(f"inputs: embeddings must have shape [b, n, {width}], but are {checks.describe(X)}")
 
 
