@@ -54,6 +54,13 @@ experiments: setup  ## re-run the experiments whose results the book stores (hou
 	$(BIN)/python -m rc_lib run figure2 --scale paper --seeds 0-4
 	$(BIN)/python -m rc_lib run figure2 --scale spread --seeds 0-19
 	$(BIN)/python -m rc_lib run figure2 --scale prose --seeds 0-19
+	$(BIN)/python -m rc_lib run two-arcs --scale paper --seeds 0-4 --workers 2
+	$(BIN)/python -m rc_lib run sorting --scale paper --seeds 0-9 --workers 2
+	$(BIN)/python -m rc_lib run sorting --scale unit_embedding --seeds 0-9 --workers 2
+	$(BIN)/python -m rc_lib run sorting --scale choices --seeds 0 --workers 2
+	$(BIN)/python -m rc_lib run convex-hull --scale paper --seeds 0-9 --workers 2
+	$(BIN)/python -m rc_lib run convex-hull --scale choices --seeds 0 --workers 2
+	$(BIN)/python -m rc_lib run memorization --scale paper --seeds 0-9
 
 bench: setup  ## the measurements that the speed claims rest on
 	$(BIN)/python -m benchmarks

@@ -15,6 +15,8 @@ from tqdm import tqdm
 
 from rc_lib import __version__, experiments, results
 
+_BAR = "{desc} {percentage:3.0f}%|{bar}| {elapsed} gone{postfix}"
+
 SEEDS_HELP = "repetitions: 0-4, or 0,2,7, or 3 (default: 0-4)"
 
 
@@ -48,6 +50,47 @@ def parse_seeds(text: str) -> list[int]:
     return seeds
 
 
+def parse_seed(text: str) -> list[int]:
+    """Return the one seed that a number names.
+
+    Args:
+        text: ``"3"``.
+
+    Returns:
+        A list of the one integer.
+
+    Raises:
+        argparse.ArgumentTypeError: anything else.
+    """
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is no seed; expected one number, e.g. 0")
+    return [int(text)]
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of processes; expected 1 or more")
+    return int(text)
+
+
+def _add_seeds(parser: argparse.ArgumentParser, text: str, default: str | None) -> None:
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument("--seeds", type=parse_seeds, default=default, help=text)
+    # Both write to `seeds`; the default is the other's.
+    one = {"dest": "seeds", "type": parse_seed, "default": argparse.SUPPRESS}
+    group.add_argument("--seed", metavar="SEED", help="short for --seeds with one number", **one)
+
+
+def _add_places(run: argparse.ArgumentParser) -> None:
+    """Add the options that say where units are computed."""
+    run.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1 or mps (default: cpu)")
+    places = run.add_mutually_exclusive_group()
+    text = "processes of this machine that share the units and its cores (default: none but this one)"
+    places.add_argument("--workers", type=_count, default=0, metavar="N", help=text)
+    text = "a Dask scheduler whose workers compute the units, e.g. tcp://10.0.0.1:8786"
+    places.add_argument("--scheduler", metavar="ADDRESS", help=text)
+
+
 def _parser() -> _Parser:
     parser = _Parser(
         prog="python -m rc_lib", description="Run the book's experiments and show their results."
@@ -59,31 +102,48 @@ def _parser() -> _Parser:
     run = commands.add_parser("run", parents=[out], help="run an experiment and store its result")
     run.add_argument("experiment", help="a name that `list` prints")
     run.add_argument("--scale", default="quick", help="size of the run (default: quick)")
-    run.add_argument("--seeds", type=parse_seeds, default="0-4", help=SEEDS_HELP)
+    _add_seeds(run, SEEDS_HELP, "0-4")
     run.add_argument("--again", action="store_true", help="run even if the result is stored already")
+    text = "go on from what an unfinished run left (the default); --no-resume drops that first"
+    run.add_argument("--resume", action=argparse.BooleanOptionalAction, default=True, help=text)
+    _add_places(run)
     commands.add_parser("list", parents=[out], help="list experiments and stored results")
     show = commands.add_parser("show", parents=[out], help="print a stored result")
     show.add_argument("name", help="an experiment's name, or a result's file")
     show.add_argument("--scale", help="which one, when several are stored")
-    show.add_argument("--seeds", type=parse_seeds, help="which one, when several are stored")
+    _add_seeds(show, "which one, when several are stored", None)
     return parser
 
 
 class _Progress:
-    """A bar on stderr that counts each unit by its weight, so that the time left is an honest estimate."""
+    """A bar on stderr that counts each unit by its weight, so that the time left is an honest estimate.
 
-    def __init__(self, experiment: experiments.Experiment, settings: experiments.Settings):
-        self.weight = experiment.weight
+    Units stored by an earlier run (0 seconds) are no evidence about the speed. With ``lanes`` units computed
+    side by side, what is left takes a lane's time for them divided by ``lanes``; how many lanes a cluster
+    has is not known (None) and shows in the time gone.
+    """
+
+    def __init__(self, experiment: experiments.Experiment, settings: experiments.Settings, lanes: int | None):
+        self.weight, self.lanes = experiment.weight, lanes
+        self.seconds = self.computed = 0.0
         total = sum(self.weight(unit) for unit in experiment.units(settings))
-        form = "{desc} {percentage:3.0f}%|{bar}| {elapsed} gone, {remaining} left{postfix}"
-        self.bar = tqdm(total=total, desc=experiment.name, bar_format=form, file=sys.stderr, mininterval=0)
+        name = experiments.spoken(experiment.name)
+        self.bar = tqdm(total=total, desc=name, bar_format=_BAR, file=sys.stderr, mininterval=0)
 
     def __call__(self, unit: experiments.Unit, seconds: float) -> None:
         weight = self.weight(unit)
-        if seconds == 0:  # stored by an earlier run: no evidence about the speed
-            self.bar.initial += weight
-        self.bar.set_postfix_str(" ".join(str(value) for value in unit.values()), refresh=False)
-        self.bar.update(weight)
+        if seconds:
+            self.seconds += seconds
+            self.computed += weight
+        self.bar.n += weight
+        words = [f"{self.left()} left", *map(str, unit.values())]
+        self.bar.set_postfix_str(" ".join(words))
+
+    def left(self) -> str:
+        if not self.computed:
+            return "?"
+        gone = self.bar.format_dict["elapsed"] if self.lanes is None else self.seconds / self.lanes
+        return tqdm.format_interval((self.bar.total - self.bar.n) * gone / self.computed)
 
 
 def _is_stored(path: Path) -> bool:
@@ -101,6 +161,8 @@ def _run(arguments: argparse.Namespace, parser: _Parser) -> int:
     try:
         experiment = experiments.get(arguments.experiment)
         settings = experiment.settings(arguments.scale, arguments.seeds)
+        if arguments.scheduler is None:  # a cluster's workers look for theirs
+            experiments.check_device(arguments.device)
     except ValueError as error:
         parser.error(str(error))
     folder = arguments.out or results.default_folder()
@@ -108,9 +170,14 @@ def _run(arguments: argparse.Namespace, parser: _Parser) -> int:
     if not arguments.again and _is_stored(path):
         print(f"{path} is stored already; --again runs it anew")
         return 0
-    progress = _Progress(experiment, settings)
+    lanes = max(1, arguments.workers) if arguments.scheduler is None else None
+    progress = _Progress(experiment, settings, lanes)
+    options = {key: getattr(arguments, key) for key in ("device", "resume", "workers", "scheduler")}
     with progress.bar:
-        path = experiments.run(experiment, arguments.scale, arguments.seeds, folder, progress)
+        bars = sys.stderr.isatty()
+        path = experiments.run(
+            experiment, arguments.scale, arguments.seeds, folder, progress, bars=bars, **options
+        )
     print(path)
     return 0
 
@@ -131,7 +198,7 @@ def _list(arguments: argparse.Namespace, parser: _Parser) -> int:
     print("experiments")
     for name in sorted(experiments.MODULES):
         experiment = experiments.get(name)
-        print(f"  {name} ({', '.join(experiment.presets)}): {experiment.about}")
+        print(f"  {experiments.spoken(name)} ({', '.join(experiment.presets)}): {experiment.about}")
     stored = results.files(folder=arguments.out)
     print(f"stored results in {arguments.out or results.default_folder()}")
     print("\n".join(_line(path) for path in stored) or "  none")
@@ -143,7 +210,7 @@ def _show(arguments: argparse.Namespace, parser: _Parser) -> int:
     if arguments.name.endswith(".npz"):
         result = results.read(arguments.name)
     else:
-        result = results.load(arguments.name, folder=arguments.out, **wanted)
+        result = results.load(arguments.name.replace("-", "_"), folder=arguments.out, **wanted)
     print(f"{result.name}: {result.path}")
     print("settings " + json.dumps(result.settings))
     print("versions " + json.dumps(result.versions))
@@ -174,7 +241,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
     except BrokenPipeError:
         return 1
-    except (results.ResultError, ImportError, OSError, ValueError) as error:
+    except (results.ResultError, experiments.SweepError, ImportError, OSError, ValueError) as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return 1
 

@@ -183,6 +183,8 @@ class MultiHeadAttention(nn.Module):
         dropout: Probability of dropping an attention weight in training (global random state).
         seed: An integer, or a CPU generator to draw from.
         dtype: A floating-point type.
+        pattern: A module that computes ``P`` in place of the softmax, called with ``X, W_Q, W_K, b_Q, b_K``
+            and the two masks (see ``rc_lib.variants``); ``None`` is the paper's softmax.
 
     Raises:
         ValueError: a size below 1, ``heads`` that do not divide ``dim`` without a ``head_dim``, a negative
@@ -204,9 +206,11 @@ class MultiHeadAttention(nn.Module):
         dropout: float = 0.0,
         seed: int | torch.Generator = 0,
         dtype: torch.dtype = torch.float64,
+        pattern: nn.Module | None = None,
     ):
         super().__init__()
         H, d, d_qk, d_v, d_out = sizes(heads, dim, head_dim, value_dim, out_dim)
+        self.pattern = pattern
         self.dropout = probability("dropout", dropout)
         draw = Gaussian(seed, dtype)
         gain, bias_std = scale("gain", gain), scale("bias_std", bias_std)
@@ -299,7 +303,8 @@ class MultiHeadAttention(nn.Module):
             ValueError: the shapes do not fit.
             TypeError: another dtype than the weights', or a mask that is not boolean.
         """
-        P = attention_matrix(X, self.W_Q, self.W_K, self.b_Q, self.b_K, mask, key_padding_mask)
+        compute = attention_matrix if self.pattern is None else self.pattern
+        P = compute(X, self.W_Q, self.W_K, self.b_Q, self.b_K, mask, key_padding_mask)
         kept = nn.functional.dropout(P, self.dropout, self.training)
         return merge_heads(kept @ project(X, self.W_V, self.b_V), self.W_O, self.b_O), P
 

@@ -61,7 +61,13 @@ class HeadMaps:
 
         Returns:
             Its maps.
+
+        Raises:
+            ValueError: the layer has a pattern of its own in place of the softmax.
         """
+        if layer.pattern is not None:
+            kind = type(layer.pattern).__name__
+            raise ValueError(f"layer has the pattern {kind}: the theory here is about the softmax")
         W_Q, W_K, W_V, W_O = (W.detach().double() for W in (layer.W_Q, layer.W_K, layer.W_V, layer.W_O))
         b_Q, b_V, b_O = (b.detach().double() for b in (layer.b_Q, layer.b_V, layer.b_O))
         k = (W_K @ b_Q.unsqueeze(-1)).squeeze(-1)

@@ -184,6 +184,9 @@ def _check_layer(layer: Layer, l: int) -> None:
             raise ValueError(
                 f"{name} of layer {l} is a {type(part).__name__}; only {kind.__name__} has an exact form"
             )
+    if layer.attention.pattern is not None:
+        kind = type(layer.attention.pattern).__name__
+        raise ValueError(f"layer {l} has the pattern {kind}: only the softmax has an exact form here")
     known = log_scaled.ACTIVATION_CHANGES
     if layer.mlp is not None and layer.mlp.activation not in known:
         raise ValueError(

@@ -12,6 +12,7 @@ after each layer, without a skip), the transformer is both.  The paper's surgery
 skip around the MLP: ``mlp=True, mlp_skip=True``.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -142,6 +143,8 @@ class SAN(nn.Module):
         final_norm: Normalise the last layer's output too, as pre-norm transformers do.
         dropout: Probability of dropping an attention weight or an entry of a branch, in ``train()`` mode only
             (from the global random state).
+        pattern: A function of the layer's number (from 0) that returns the module which computes its
+            attention matrices; ``None`` is the paper's softmax.  ``rc_lib.variants.san`` gives one.
 
     Raises:
         ValueError: a value outside its range; the message names it.
@@ -170,6 +173,7 @@ class SAN(nn.Module):
         eps: float = 1e-5,
         final_norm: bool = False,
         dropout: float = 0.0,
+        pattern: Callable[[int], nn.Module] | None = None,
     ):
         super().__init__()
         depth = checks.positive_int("depth", depth, minimum=0)
@@ -181,10 +185,9 @@ class SAN(nn.Module):
         generators = _generators(seed)
         common = {"bias": _switch("bias", bias), "gain": gain, "bias_std": bias_std, "dtype": dtype}
         layers = []
-        for _ in range(depth):
-            attention = MultiHeadAttention(
-                heads, dim, head_dim, value_dim=value_dim, dropout=dropout, seed=generators[0], **common
-            )
+        for l in range(depth):
+            own = {"value_dim": value_dim, "dropout": dropout, "pattern": pattern(l) if pattern else None}
+            attention = MultiHeadAttention(heads, dim, head_dim, seed=generators[0], **own, **common)
             net = MLP(dim, mlp_dim, activation, seed=generators[1], **common) if _switch("mlp", mlp) else None
             layers.append(
                 Layer(attention, net, skip, self.mlp_skip, norm, eps, probability("dropout", dropout))

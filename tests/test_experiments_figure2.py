@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from rc_lib import pretrained, rank, results
-from rc_lib.experiments import figure2
+from rc_lib.experiments import Context, figure2
 
 SETTINGS = {
     "random": ["bert-base", "minilm"],
@@ -91,8 +91,8 @@ def test_run_unit_is_reproducible_and_draws_by_its_seed():
     units = [unit for unit in figure2.units(SETTINGS) if unit["model"] == "minilm"]
     small = {**SETTINGS, "excerpts": 1, "metric_excerpts": 1}
     random = [unit for unit in units if unit["weights"] == "random" and unit["variant"] == "SAN+skip"]
-    one, two = (figure2.run_unit(small, unit) for unit in random)
-    again = figure2.run_unit(small, random[0])
+    one, two = (figure2.run_unit(small, unit, Context()) for unit in random)
+    again = figure2.run_unit(small, random[0], Context())
     assert all(np.array_equal(one[name], again[name]) for name in one)
     assert not np.allclose(one["relative residual"], two["relative residual"], rtol=1e-3)
     assert one["relative residual"].shape == (1, 7)
@@ -114,7 +114,7 @@ def test_a_slice_of_the_stored_result_comes_out_again(model, weights, seed, vari
     stored = results.load("figure2", scale="paper")
     settings = {**stored.settings, "excerpts": 2, "metric_excerpts": 0}
     unit = {"model": model, "weights": weights, "seed": seed, "variant": variant}
-    found = figure2.run_unit(settings, unit)["relative residual"]
+    found = figure2.run_unit(settings, unit, Context())["relative residual"]
     row = max(seed, 0) if weights == "trained" else stored.settings["seeds"].index(seed)
     expected = stored.arrays[f"{model}/{weights}/{variant}/relative residual"][row, :2]
     # Rounding differs between machines, thread counts and batch sizes: 1e-7 per operation in float32, which

@@ -11,6 +11,7 @@ import pytest
 
 from rc_lib import __main__ as cli
 from rc_lib import experiments, results
+from rc_lib.experiments import runner
 
 CALLS = []
 
@@ -19,7 +20,7 @@ def units(settings):
     return [{"model": model, "seed": seed} for model in settings["models"] for seed in settings["seeds"]]
 
 
-def run_unit(settings, unit):
+def run_unit(settings, unit, context):
     if (settings["fail"], unit["seed"]) == ("boom", 2):
         raise ValueError("unit 2 went wrong")
     CALLS.append((unit["model"], unit["seed"]))
@@ -88,7 +89,7 @@ def test_a_failed_run_goes_on_where_it_stopped(tmp_path, capsys, monkeypatch):
     part = next(path for path in (tmp_path / ".parts").rglob("*.npz") if results.read(path).arrays["y"] == 10)
     part.write_bytes(b"damaged")
     monkeypatch.setattr(cli.experiments, "get", lambda name: healed)
-    healed = dataclasses.replace(EXPERIMENT, run_unit=lambda s, u: run_unit({**s, "fail": ""}, u))
+    healed = dataclasses.replace(EXPERIMENT, run_unit=lambda s, u, c: run_unit({**s, "fail": ""}, u, c))
     assert cli.main(["run", "toy", "--scale", "broken", "--seeds", "0-3", "--out", str(tmp_path)]) == 0
     assert CALLS[2:] == [("a", 1), ("a", 2), ("a", 3), ("b", 0), ("b", 1), ("b", 2), ("b", 3)]
     assert not (tmp_path / ".parts").exists()
@@ -167,7 +168,13 @@ def test_list_and_show(tmp_path, capsys):
         (["run", "toy", "--seeds", "99999999999999999999"], "expected numbers below 2**62"),
         (["run", "toy", "--seeds", "²"], "no list of seeds"),
         (["run", "toy", "--scale", "huge"], "toy knows broken, quick, slow"),
-        (["run", "nothing"], "unknown experiment 'nothing'; there is figure2, toy"),
+        (["run", "nothing"], "unknown experiment 'nothing'; there is convex-hull, figure2"),
+        (["run", "toy", "--seed", "0-2"], "'0-2' is no seed"),
+        (["run", "toy", "--seed", "1", "--seeds", "2"], "argument --seeds: not allowed with argument --seed"),
+        (["run", "toy", "--workers", "0"], "'0' is no number of processes"),
+        (["run", "toy", "--workers", "2", "--scheduler", "tcp://x:1"], "not allowed with argument --workers"),
+        (["run", "toy", "--device", "gpu"], "device='gpu': expected cpu, cuda, cuda:N or mps"),
+        (["run", "toy", "--device", "cuda:7777"], "device='cuda:7777'"),
         (["walk"], "invalid choice: 'walk'"),
         ([], "required"),
     ],
@@ -188,6 +195,7 @@ def test_a_wrong_command_gets_one_sentence_and_code_2(words, message, capsys):
         (["show", "nothing"], "no result of this name"),
         (["show", "missing-file.npz"], "no such file"),
         (["run", "toy", "--out", "{file}/x"], "cannot write"),
+        (["run", "toy", "--out", "{file}-", "--scheduler", "tcp://127.0.0.1:9"], "tcp://127.0.0.1:9"),
     ],
 )
 def test_what_fails_gets_one_sentence_and_code_1(words, message, capsys, tmp_path):
@@ -201,7 +209,7 @@ def test_what_fails_gets_one_sentence_and_code_1(words, message, capsys, tmp_pat
 def test_a_folder_that_cannot_be_written_is_told_before_the_first_unit(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("in the way")
     computed = []
-    monkeypatch.setattr(experiments, "_run_units", lambda *arguments: computed.append(arguments))
+    monkeypatch.setattr(runner, "_run_units", lambda *arguments: computed.append(arguments))
     with pytest.raises(results.ResultError, match=r"cannot write .*: Not a directory"):
         experiments.run(EXPERIMENT, "quick", [0], tmp_path / "file")
     assert not computed
@@ -226,3 +234,73 @@ def test_help_is_fast_and_names_the_commands():
         [sys.executable, "-m", "rc_lib", "--help"], capture_output=True, text=True, check=True
     )
     assert "{run,list,show}" in done.stdout
+
+
+def test_one_seed_is_short_for_seeds(tmp_path):
+    assert cli.main(["run", "toy", "--seed", "7", "--out", str(tmp_path)]) == 0
+    assert results.load("toy", folder=tmp_path).settings["seeds"] == [7]
+    assert cli.main(["show", "toy", "--seed", "7", "--out", str(tmp_path)]) == 0
+    assert cli._parser().parse_args(["run", "toy"]).seeds == [0, 1, 2, 3, 4]
+    assert cli._parser().parse_args(["show", "toy"]).seeds is None
+
+
+def test_names_are_spoken_with_hyphens(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(experiments.MODULES, "toy_sweep", "tests.test_experiments_runner")
+    for name in ("toy-sweep", "toy_sweep"):
+        assert cli.main(["run", name, "--seed", "0", "--out", str(tmp_path)]) == 0
+        assert cli.main(["show", name, "--out", str(tmp_path)]) == 0
+    assert cli.main(["list", "--out", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert "  toy-sweep (quick): random numbers" in out
+    assert "toy-sweep-" not in out  # files keep their underscore
+    assert len(results.files("toy_sweep", tmp_path)) == 1
+
+
+def test_no_resume_computes_finished_units_anew(tmp_path, capsys):
+    words = ["run", "toy", "--scale", "broken", "--seeds", "1,2", "--out", str(tmp_path)]
+    assert cli.main(words) == 1
+    assert cli.main([*words, "--resume"]) == 1
+    assert CALLS == [("a", 1)]
+    assert cli.main([*words, "--no-resume"]) == 1
+    assert CALLS == [("a", 1), ("a", 1)]
+
+
+def test_the_terminal_hands_its_options_on(tmp_path, monkeypatch):
+    handed = {}
+    monkeypatch.setattr(experiments, "run", lambda *words, **options: handed.update(options) or tmp_path)
+    words = ["run", "toy", "--out", str(tmp_path)]
+    plain = {"device": "cpu", "resume": True, "workers": 0, "scheduler": None, "bars": False}
+    for extra, changed in (
+        ([], {}),
+        (["--no-resume", "--workers", "3"], {"resume": False, "workers": 3}),
+        # A cluster's workers have the device, so this machine is not asked for it.
+        (["--scheduler", "tcp://h:1", "--device", "cuda:7"], {"scheduler": "tcp://h:1", "device": "cuda:7"}),
+    ):
+        assert cli.main([*words, *extra]) == 0
+        assert handed == {**plain, **changed}
+
+
+# 1 + 1 + 3 + 3 of weight took 45 s of computing; 3 of weight is left: 45 / 8 * 3 = 16.9 s, or half of that
+# side by side; on a cluster 16 s went by in all: 16 / 8 * 3 = 6 s.
+@pytest.mark.parametrize(("lanes", "expected"), [(1, "00:16"), (2, "00:08"), (None, "00:06")])
+def test_the_time_left_is_that_of_the_weight_left(lanes, expected):
+    bar = cli._Progress(EXPERIMENT, EXPERIMENT.settings("quick", [0, 1, 2]), lanes)
+    bar.bar.start_t -= 16.0
+    bar({"model": "a", "seed": 0}, 0.0)  # stored: says nothing about the speed
+    assert bar.left() == "?"
+    bar({"model": "a", "seed": 1}, 5.0)
+    bar({"model": "a", "seed": 2}, 4.0)
+    bar({"model": "b", "seed": 0}, 18.0 - 0.5)
+    bar({"model": "b", "seed": 1}, 18.0 + 0.5)
+    assert bar.left() == expected
+    bar.bar.close()
+
+
+def test_help_says_what_is_the_default(capsys):
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["run", "--help"])
+    assert stop.value.code == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "go on from what an unfinished run left (the default)" in out
+    for word in ("--seed SEED", "--device", "--resume, --no-resume", "--workers N", "--scheduler ADDRESS"):
+        assert word in out

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from rc_lib import data, norms, pretrained, rank, results
-from rc_lib.experiments import Arrays, Experiment, Settings, Unit
+from rc_lib.experiments import Arrays, Context, Experiment, Settings, Unit
 
 # The models of the paper's figure, and their names in it.
 PAPER = {"bert-base": "BERT", "albert-base": "ALBERT", "xlnet-base": "XLNet"}
@@ -104,17 +104,21 @@ def units(settings: Settings) -> list[Unit]:
 _loaded: dict[tuple[str, str, int], Any] = {}
 
 
-def _model(unit: Unit, dtype: torch.dtype) -> Any:
+def _model(unit: Unit, dtype: torch.dtype, device: str) -> Any:
     """Return the unit's model. Neighbouring units share it, and there is never a second one in memory."""
     key = (unit["model"], unit["weights"], unit["seed"])
     if key not in _loaded:
         _loaded.clear()
         _loaded[key] = pretrained.load(key[0], trained=key[1] == "trained", seed=max(key[2], 0))
-    return _loaded[key].to(dtype)  # in place, and exact both ways: the weights are float32 numbers
+    if dtype == torch.float64 and device.startswith("mps"):
+        device = "cpu"  # Metal has no float64
+    return _loaded[key].to(
+        device=device, dtype=dtype
+    )  # in place, and exact both ways: the weights are float32 numbers
 
 
 def _all_metrics(X: Tensor) -> Tensor:
-    return torch.stack([metric(X).double() for metric in METRICS.values()], dim=-1)
+    return torch.stack([metric(X).cpu().double() for metric in METRICS.values()], dim=-1)
 
 
 def measure(model: Any, ids: Tensor, variant: str, metric_excerpts: int, chunk: int = 4) -> Arrays:
@@ -138,25 +142,26 @@ def measure(model: Any, ids: Tensor, variant: str, metric_excerpts: int, chunk: 
         values = pretrained.measure(model, few, _all_metrics, **switches, batch_size=chunk)
         found = {name: values[..., i].T.numpy() for i, name in enumerate(METRICS)}
     if len(rest):
-        values = pretrained.measure(model, rest, **switches, batch_size=chunk).double().T.numpy()
+        values = pretrained.measure(model, rest, **switches, batch_size=chunk).cpu().double().T.numpy()
         before = [found["relative residual"]] if found else []
         found["relative residual"] = np.concatenate([*before, values])
     return found
 
 
-def run_unit(settings: Settings, unit: Unit) -> Arrays:
+def run_unit(settings: Settings, unit: Unit, context: Context) -> Arrays:
     """Measure one variant of one model with one set of weights.
 
     Args:
         settings: a preset with its seeds.
         unit: one of ``units(settings)``.
+        context: its device; a unit measures once and has nothing to resume.
 
     Returns:
         ``"relative residual"``: ``[excerpts, L+1]``; every other metric: ``[2, L+1]``, its mean and standard
         deviation over the first ``metric_excerpts`` excerpts; for SmolLM2 with nothing removed ``"loss"``,
         nats per token.
     """
-    model = _model(unit, dtype_of(settings, unit["variant"]))
+    model = _model(unit, dtype_of(settings, unit["variant"]), context.device)
     kind = settings.get("text", "opening")
     ids = pretrained.tokens(model, n=settings["excerpts"], length=settings["tokens"], kind=kind)
     found = measure(model, ids, unit["variant"], settings["metric_excerpts"])

@@ -1,0 +1,318 @@
+"""Sphinx extension: the scoreboard, made from the ledger and from what the notebooks stored.
+
+``{scoreboard} GROUP`` gives one group of the ledger's rows as tables, ``summary`` the counts of all groups. Every
+row shows the value that its chapter's notebook stores. A row without such a value stops the build.
+"""
+
+import json
+import re
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from docutils import nodes
+from sphinx.errors import ExtensionError, NoUri
+from sphinx.util.docutils import SphinxDirective
+
+from rc_lib import claims
+
+VERDICTS = {
+    "reproduced": "✓ reproduced",
+    "partly": "◐ partly",
+    "differs": "≠ differs",
+    "ours": "+ ours",
+}
+# A group, and whether its rows stand in one table or in one for each chapter.
+GROUPS = {
+    "reproduced": False,
+    "partly": False,
+    "differs": False,
+    "others": True,
+    "ours": True,
+}
+COLUMNS = ("Claim", "Measured here", "Verdict", "Checked in")
+
+
+@dataclass(frozen=True)
+class Row:
+    """A claim, what its notebook stored for it, and that chapter's title."""
+
+    claim: claims.Claim
+    values: tuple
+    title: str
+
+
+def group_of(claim):
+    """Where a claim stands: the paper's by verdict, those of other works (dated), the book's own."""
+    if claim.status == "ours":
+        return "ours"
+    return "others" if re.search(r"\b(19|20)\d\d\b", claim.source) else claim.status
+
+
+def read(book):
+    """Return the ledger's rows with their stored values; raise one error that lists all that is wrong."""
+    try:
+        ledger = claims.load(book / "claims.yml")
+    except (ValueError, FileNotFoundError) as error:
+        raise ExtensionError(
+            f"scoreboard: the ledger cannot be read: {error}"
+        ) from None
+    chapters = {chapter: _chapter(book, chapter) for chapter in _chapters(ledger)}
+    rows, faults = [], []
+    for claim in ledger.values():
+        title, stored = chapters[claim.chapter]
+        values = tuple(dict.fromkeys(stored.get(claim.id, ())))
+        faults += _faults(claim, values)
+        rows.append(Row(claim, values, title))
+    if faults:
+        raise ExtensionError("scoreboard: " + "\n  ".join(faults))
+    return rows
+
+
+def _chapters(ledger):
+    return dict.fromkeys(claim.chapter for claim in ledger.values())
+
+
+def _chapter(book, chapter):
+    """Title and stored values of a chapter; neither if there is no such notebook."""
+    file = book / f"{chapter}.ipynb"
+    if not file.is_file():
+        return chapter, {}
+    cells = json.loads(file.read_text(encoding="utf-8"))["cells"]
+    text = "\n".join(
+        "".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown"
+    )
+    heading = re.search(r"^# +(.+)$", text, re.MULTILINE)
+    return heading[1].strip() if heading else chapter, claims.stored(file)
+
+
+def _faults(claim, values):
+    if not values:
+        yield (
+            f"claim {claim.id!r} has no stored value in book/{claim.chapter}.ipynb. Run its check there "
+            f"(make execute NOTEBOOKS=book/{claim.chapter}.ipynb), or take the row out of claims.yml"
+        )
+    for value in values:
+        if value not in claim.band:
+            yield f"claim {claim.id!r}: stored value {value} is outside its band, {claim.band}"
+
+
+def summary(rows):
+    """One sentence for each group that has rows."""
+    counts = Counter(group_of(row.claim) for row in rows)
+    paper = sum(counts[group] for group in ("reproduced", "partly", "differs"))
+    sentences = [
+        f"{len(rows)} claims, each with a value that a notebook of this book measured.",
+        f"{paper} are the paper's: {counts['reproduced']} reproduced, {counts['partly']} reproduced in part, "
+        f"{counts['differs']} where ours differs.",
+    ]
+    if counts["others"]:
+        sentences.append(f"{counts['others']} are other authors'.")
+    return " ".join([*sentences, f"{counts['ours']} are this book's own."])
+
+
+def in_words(band):
+    """The values that a band accepts, in words."""
+    first, last = (_number(x) for x in (band.numbers[0], band.numbers[-1]))
+    return {
+        "below": f"below {first}",
+        "above": f"above {first}",
+        "between": f"from {first} to {last}",
+        "equals": f"within {last} of {first}"
+        if band.numbers[-1]
+        else f"exactly {first}",
+        "is": first,
+    }[band.kind]
+
+
+SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
+def _number(value):
+    """A value as the ticks show it, with powers of ten written out and a true minus sign."""
+    text = claims.format_value(value)
+    if isinstance(value, bool):
+        return text
+    mantissa, _, exponent = text.replace("-", "−").partition("e")
+    if not exponent:
+        return mantissa
+    power = "10" + str(int(exponent.replace("−", "-"))).translate(SUPERSCRIPTS)
+    return power if mantissa == "1" else f"{mantissa} × {power}"
+
+
+# The page
+
+
+class html_element(nodes.General, nodes.Element):
+    """An HTML element that docutils has no node for; its text is searched like any other."""
+
+
+def element(tag, *children, **attributes):
+    """An element with text or nodes in it; ``classes`` and ``ids`` are lists, other attributes are HTML's."""
+    lists = {key: attributes.pop(key, []) for key in ("classes", "ids")}
+    node = html_element("", **lists)
+    node["tag"] = tag
+    node["html"] = {key.replace("_", "-"): value for key, value in attributes.items()}
+    node += [nodes.Text(c) if isinstance(c, str) else c for c in children]
+    return node
+
+
+def visit_html(translator, node):
+    """Open the element."""
+    translator.body.append(
+        translator.starttag(node, node["tag"], suffix="", **node["html"])
+    )
+
+
+def depart_html(translator, node):
+    """Close the element."""
+    translator.body.append(f"</{node['tag']}>")
+
+
+def leave_out(translator, node):
+    """Other formats than HTML have no scoreboard."""
+    raise nodes.SkipNode
+
+
+def table(rows, caption, link):
+    """A table of rows; ``link(row)`` is the address of a row's check, or ``None``.
+
+    The roles say what the tags say: a narrow screen shows rows as cards, and tables that are displayed as
+    blocks lose their meaning otherwise.
+    """
+    head = [
+        element("th", name, scope="col", role="columnheader", classes=[f"rc-{i}"])
+        for i, name in enumerate(COLUMNS)
+    ]
+    return element(
+        "table",
+        element("caption", caption),
+        element("thead", element("tr", *head, role="row"), role="rowgroup"),
+        element("tbody", *(_tr(row, link(row)) for row in rows), role="rowgroup"),
+        role="table",
+        classes=["rc-board"],
+    )
+
+
+def _tr(row, address):
+    claim = row.claim
+    source = "this book" if claim.source == "ours" else claim.source
+    parts = [element("small", f"{source} ({claim.kind})", classes=["rc-source"])]
+    if claim.note:
+        parts.append(element("small", claim.note, classes=["rc-note"]))
+    unit = f" {claim.unit}" if claim.unit else ""
+    value = ", ".join(_number(value) for value in row.values) + unit
+    accepted = element("small", f"accepted: {in_words(claim.band)}{unit}")
+    where = nodes.inline("", row.title)
+    if address:
+        where = nodes.paragraph(
+            "", "", nodes.reference("", row.title, refuri=address, internal=True)
+        )
+        where["classes"].append("rc-where")
+    cells = (
+        [element("strong", value), accepted],
+        [VERDICTS[claim.status]],
+        [where],
+    )
+    return element(
+        "tr",
+        element("th", claim.statement, *parts, scope="row", role="rowheader"),
+        *(
+            element("td", *cell, role="cell", data_label=name)
+            for name, cell in zip(COLUMNS[1:], cells, strict=True)
+        ),
+        role="row",
+        ids=[f"row-{claim.id}"],
+        classes=[f"rc-{claim.status}"],
+    )
+
+
+class Scoreboard(SphinxDirective):
+    """``{scoreboard} GROUP``."""
+
+    required_arguments = 1
+
+    def run(self):
+        """Return the tables of the group, or the summary."""
+        group = self.arguments[0]
+        if group not in (*GROUPS, "summary"):
+            raise self.error(
+                f"scoreboard: no group {group!r}; there are summary, {', '.join(GROUPS)}"
+            )
+        book = Path(self.env.srcdir)
+        self._depend(book)
+        rows = read(book)
+        if group == "summary":
+            return [nodes.paragraph("", summary(rows))]
+        return self._tables(
+            [row for row in rows if group_of(row.claim) == group], group
+        )
+
+    def _depend(self, book):
+        """Make the page anew when the ledger or a notebook changes."""
+        self.env.note_dependency(str(book / "claims.yml"))
+        try:
+            ledger = claims.load(book / "claims.yml")
+        except (ValueError, FileNotFoundError):
+            return
+        for chapter in _chapters(ledger):
+            self.env.note_dependency(str(book / f"{chapter}.ipynb"))
+
+    def _tables(self, rows, group):
+        if not rows:
+            return [nodes.paragraph("", "None.")]
+        if not GROUPS[group]:
+            return [table(rows, _counted(rows), self._link)]
+        chapters = dict.fromkeys(row.claim.chapter for row in rows)
+        parts = [
+            [r for r in rows if r.claim.chapter == chapter] for chapter in chapters
+        ]
+        return [
+            table(part, f"{part[0].title}: {_counted(part)}", self._link)
+            for part in parts
+        ]
+
+    def _link(self, row):
+        try:
+            page = self.env.app.builder.get_relative_uri(
+                self.env.docname, row.claim.chapter
+            )
+        except NoUri:
+            return None
+        return f"{page}#claim-{row.claim.id}"
+
+
+def _counted(rows):
+    return f"{len(rows)} claim{'s' if len(rows) > 1 else ''}"
+
+
+TICK = re.compile(
+    r'<div class="rc-claim"(?=(?:(?!</div>).)*?check <code>([^<]+)</code>)', re.DOTALL
+)
+
+
+def anchors(app, pagename, templatename, context, doctree):
+    """Give every tick on a page an id, so that the scoreboard can point at it."""
+    seen = set()
+
+    def named(match):
+        if match[1] in seen:
+            return match[0]
+        seen.add(match[1])
+        return f'<div id="claim-{match[1]}" class="rc-claim"'
+
+    if "rc-claim" in context.get("body", ""):
+        context["body"] = TICK.sub(named, context["body"])
+
+
+def setup(app):
+    """Connect to Sphinx."""
+    others = ("latex", "text", "man", "texinfo")
+    app.add_node(
+        html_element,
+        html=(visit_html, depart_html),
+        **dict.fromkeys(others, (leave_out, None)),
+    )
+    app.add_directive("scoreboard", Scoreboard)
+    app.connect("html-page-context", anchors)
+    return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}
