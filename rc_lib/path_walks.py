@@ -98,7 +98,8 @@ class Walk:
         share: Whether to run what paths have in common once; otherwise each runs from the start.
 
     Raises:
-        ValueError: the network has MLPs, no skips or a pattern instead of softmax, or (frozen) its forward pass overflowed.
+        ValueError: the network has MLPs, no skips or another pattern than softmax, or (frozen) its forward
+            pass overflowed.
     """
 
     def __init__(
