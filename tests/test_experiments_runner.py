@@ -340,8 +340,10 @@ TRAINED = dataclasses.replace(EXPERIMENT, name="toy_training", run_unit=train_un
 
 # Starts the terminal's command as a process of its own, for every line that it is sent. It forks, having
 # imported torch once, because ten starts from nothing would take most of the time.
+# A shell starts background jobs with interrupts ignored, and children inherit that: undo it.
 TERMINAL = """
-import dataclasses, json, os, sys
+import dataclasses, json, os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.path.insert(0, sys.argv[1])
 from rc_lib import __main__, experiments
 from tests import test_experiments_runner as own

@@ -113,8 +113,10 @@ def test_parts_of_other_versions_are_not_trusted(tmp_path, monkeypatch):
     assert CALLS == [("a", 0)]
 
 
+# A shell starts background jobs with interrupts ignored, and children inherit that: undo it.
 KILLED = """
-import sys
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.path.insert(0, {root!r})
 from rc_lib import __main__, experiments
 experiments.MODULES["toy"] = "tests.test_main"
