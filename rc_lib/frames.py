@@ -80,7 +80,7 @@ def _arguments(values: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}={value!r}" for name, value in values.items())
 
 
-def _few_colours(picture: Picture) -> Picture:
+def _few_colours(picture: Picture, colours: int = COLOURS) -> Picture:
     """The picture with a palette: its commonest colours exactly, every other one rounded to the nearest.
 
     Half of the palette is what most pixels have (a median cut alone would shift the colour of a thin curve),
@@ -93,8 +93,8 @@ def _few_colours(picture: Picture) -> Picture:
     pixels = np.asarray(picture).reshape(-1, 3)
     packed = pixels.astype(np.int32) @ np.array([1 << 16, 1 << 8, 1], np.int32)
     found, where, counts = np.unique(packed, return_inverse=True, return_counts=True)
-    common = found[np.lexsort((found, -counts))][: COLOURS // 2]
-    cut = picture.quantize(COLOURS // 2, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
+    common = found[np.lexsort((found, -counts))][: colours // 2]
+    cut = picture.quantize(colours // 2, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
     rest = np.array(cut.getpalette()).reshape(-1, 3)
     palette = np.unique(np.vstack([_unpacked(common), rest]), axis=0).astype(np.uint8)
     nearest = cKDTree(palette).query(_unpacked(found))[1]
@@ -123,17 +123,18 @@ def webp(picture: Picture) -> bytes:
     return buffer.getvalue()
 
 
-def png(picture: Picture) -> bytes:
-    """Return the picture as a PNG with a palette of at most 96 colours, without metadata.
+def png(picture: Picture, colours: int = COLOURS) -> bytes:
+    """Return the picture as a PNG with a palette of few colours, without metadata.
 
     Args:
         picture: a Pillow image.
+        colours: how many at most, up to 256.
 
     Returns:
         The file's bytes, the same for the same picture.
     """
     buffer = io.BytesIO()
-    _few_colours(picture).save(buffer, "PNG", optimize=True)
+    _few_colours(picture, colours).save(buffer, "PNG", optimize=True)
     return buffer.getvalue()
 
 

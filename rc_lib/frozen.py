@@ -1,7 +1,7 @@
 """A network frozen at one forward pass: linear but for its biases (paper, section 2.1, proof of Theorem 2.1).
 
 With the attention matrices held at the values of the full forward pass, a layer maps its input linearly.
-A ``Frozen`` network is a list of three kinds of steps, made from the ``Trace`` of any forward pass:
+A ``Frozen`` network is a list of four kinds of steps, made from the ``Trace`` of any forward pass:
 
 - ``Hop``: attention, with its skip and its pre-norm if there are any.
 - ``Norm``: a LayerNorm.  Frozen, it is linear: each token's mean and standard deviation are the forward
@@ -9,6 +9,8 @@ A ``Frozen`` network is a list of three kinds of steps, made from the ``Trace`` 
 - ``Source``: an MLP.  It is not linear: its recorded output is a new source in the residual stream, and a
   path's length counts the attention hops since its source (ours).  Source 0 is the input, source ``m`` the
   ``m``-th MLP.  An MLP without a skip around it replaces the stream: paths that started before end there.
+- ``Gate``: the other way to take an MLP in, for those whose hidden units are an input times a gate: with the
+  gates frozen it is linear too, and paths run through it without a hop (ours).
 
 All tensors are dimensionless and without gradients.
 """
@@ -33,6 +35,8 @@ PATH_LIMIT = 100_000
 @dataclass
 class Hop:
     """Attention with its matrices frozen: ``T ↦ [T +] Σ_h P_h LN(T) W_h``, and a bias.
+
+    Weights of a narrower format than the states' are widened where they are used.
 
     Args:
         P: Attention matrices of the forward pass, ``[*batch, H, n, n]``.
@@ -62,24 +66,31 @@ class Hop:
         if h == 0:
             return T
         T = T if self.norm is None else self.norm.linear(T)
-        return self.P[..., h - 1, :, :] @ T @ self.W_V[h - 1] @ self.W_O[h - 1]
+        return self.P[..., h - 1, :, :] @ T @ self.W_V[h - 1].to(T.dtype) @ self.W_O[h - 1].to(T.dtype)
 
     def linear(self, T: Float[Tensor, "*batch k n d"]) -> Float[Tensor, "*batch k n d"]:
         """All heads on ``k`` matrices at once: ``Σ_h P_h LN(T_k) W_h``, three matrix products in all."""
-        return self._mix((T if self.norm is None else _each(self.norm).linear(T)) @ _columns(self.W_V))
+        N = T if self.norm is None else _each(self.norm).linear(T)
+        return self._mix(N @ _columns(self.W_V.to(T.dtype)))
 
     def affine(self, B: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n d"]:
         """What a forward pass does, biases included: ``[B +] Σ_h P_h (LN(B) W_V + 1 b_Vᵀ) W_O + 1 b_Oᵀ``."""
         N = B if self.norm is None else self.norm.apply(B)
-        Y = self._mix((N @ _columns(self.W_V) + self.b_V.flatten()).unsqueeze(-3)).squeeze(-3) + self.b_O
+        V = N @ _columns(self.W_V.to(B.dtype)) + self.b_V.flatten()
+        Y = self._mix(V.unsqueeze(-3)).squeeze(-3) + self.b_O
         return B + Y if self.skip else Y
+
+    def adjoint(self, G: Float[Tensor, "*batch k n d"]) -> Float[Tensor, "*batch k n d"]:
+        """The transpose of ``linear``: ``⟨linear(T), G⟩ = ⟨T, adjoint(G)⟩`` for every ``T`` and ``G``."""
+        back = Hop(self.P.mT, self.W_O.mT, self.W_V.mT, self.b_V, self.b_O, False).linear(G)
+        return back if self.norm is None else _each(self.norm).adjoint(back)
 
     def _mix(self, V: Tensor) -> Tensor:
         """``Σ_h P_h V_h W_O,h`` for values ``[*batch, k, n, H·d_v]``, each ``P_h`` on all ``k`` at once."""
         k, (H, d_v) = V.shape[-3], self.b_V.shape
         V = V.unflatten(-1, (H, d_v)).movedim((-2, -4), (-4, -2)).flatten(-2)  # [*batch, H, n, k·d_v]
         A = (self.P @ V).unflatten(-1, (k, d_v)).movedim((-4, -2), (-2, -4))  # [*batch, k, n, H, d_v]
-        return A.flatten(-2) @ self.W_O.flatten(0, 1)
+        return A.flatten(-2) @ self.W_O.to(A.dtype).flatten(0, 1)
 
 
 @dataclass
@@ -87,6 +98,10 @@ class Norm:
     """A post-norm, or a norm at the very end, with its statistics frozen."""
 
     stats: NormStats
+
+    def adjoint(self, G: Float[Tensor, "*batch k n d"]) -> Float[Tensor, "*batch k n d"]:
+        """The transpose of the norm's linear part, on ``k`` matrices at once."""
+        return _each(self.stats).adjoint(G)
 
 
 @dataclass
@@ -102,7 +117,46 @@ class Source:
     keep: bool
 
 
-Step = Hop | Norm | Source
+@dataclass
+class Gate:
+    """An MLP with its gates frozen: ``T ↦ T + (a ∘ (LN(T) W_up)) W_down``, and biases.
+
+    Weights of a narrower format than the states' are widened where they are used.
+
+    Args:
+        a: The gates of the forward pass, ``[*batch, n, m]``.
+        W_up: First matrix, ``[d, m]``.
+        b_up: Its bias, ``[m]``.
+        W_down: Second matrix, ``[m, d]``.
+        b_down: Its bias, ``[d]``.
+        norm: Frozen statistics of the pre-norm, or ``None``.
+    """
+
+    a: Float[Tensor, "*batch n m"]
+    W_up: Float[Tensor, "d m"]
+    b_up: Float[Tensor, " m"]
+    W_down: Float[Tensor, "m d"]
+    b_down: Float[Tensor, " d"]
+    norm: NormStats | None = None
+
+    def linear(self, T: Float[Tensor, "*more n d"], a: Tensor | None = None) -> Float[Tensor, "*more n d"]:
+        """``T + (a ∘ (LN(T) W_up)) W_down``; ``a`` if the gates need another axis than recorded."""
+        N = T if self.norm is None else (self.norm if a is None else _each(self.norm)).linear(T)
+        hidden = (self.a if a is None else a) * (N @ self.W_up.to(T.dtype))
+        return T + hidden @ self.W_down.to(T.dtype)
+
+    def each(self, T: Float[Tensor, "*batch k n d"]) -> Float[Tensor, "*batch k n d"]:
+        """``linear`` on ``k`` matrices at once."""
+        return self.linear(T, self.a.unsqueeze(-3))
+
+    def affine(self, B: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n d"]:
+        """What a forward pass does, biases included."""
+        N = B if self.norm is None else self.norm.apply(B)
+        hidden = self.a * (N @ self.W_up.to(B.dtype) + self.b_up)
+        return B + hidden @ self.W_down.to(B.dtype) + self.b_down
+
+
+Step = Hop | Norm | Source | Gate
 
 
 def _columns(W: Float[Tensor, "H d d_v"]) -> Float[Tensor, "d H*d_v"]:
@@ -194,6 +248,8 @@ class Frozen:
                 T = step.head(T, next(heads))
             elif isinstance(step, Norm):
                 T = step.stats.linear(T)
+            elif isinstance(step, Gate):
+                T = step.linear(T)
             elif not step.keep:
                 T = torch.zeros_like(T)
         return T
@@ -210,7 +266,7 @@ class Frozen:
         """The bias path: what comes out when every source is zero, ``[*batch, n, d]``."""
         B = torch.zeros_like(self.X)
         for step in self.steps:
-            if isinstance(step, Hop):
+            if isinstance(step, Hop | Gate):
                 B = step.affine(B)
             elif isinstance(step, Norm):
                 B = step.stats.apply(B)
@@ -244,6 +300,8 @@ class Frozen:
                 streams = {s: _hop(step, *stream) for s, stream in streams.items()}
             elif isinstance(step, Norm):
                 streams = {s: (low, _each(step.stats).linear(T)) for s, (low, T) in streams.items()}
+            elif isinstance(step, Gate):
+                streams = {s: (low, step.each(T)) for s, (low, T) in streams.items()}
             else:
                 source += by_source
                 streams = _feed(step, streams if step.keep else {}, source)

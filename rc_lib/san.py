@@ -25,7 +25,7 @@ from rc_lib.blocks import ACTIVATIONS as ACTIVATIONS
 from rc_lib.blocks import MLP as MLP
 from rc_lib.blocks import LayerNorm as LayerNorm
 from rc_lib.trace import NormStats, Trace
-from rc_lib.weights import probability, scale, sizes
+from rc_lib.weights import generator, probability, scale, sizes
 
 NORMS = ("none", "pre", "post")
 
@@ -290,7 +290,7 @@ def _generators(seed: int) -> tuple[torch.Generator, torch.Generator]:
         raise TypeError(f"seed must be an integer, but is {checks.describe(seed)}")
     if not -(2**62) < seed < 2**62:
         raise ValueError(f"seed must be between -2**62 and 2**62, but is {seed}")
-    return torch.Generator().manual_seed(seed), torch.Generator().manual_seed(seed + 2**40)
+    return torch.Generator().manual_seed(seed), generator(seed, "san.mlp")
 
 
 def _switch(name: str, value: bool) -> bool:

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from rc_lib import checks
 from rc_lib.san import SAN, LayerNorm
-from rc_lib.tasks import Examples, Task, generator
-from rc_lib.weights import Gaussian, scale
+from rc_lib.tasks import Examples, Task
+from rc_lib.weights import Gaussian, generator, scale
 
 
 class TokenClassifier(nn.Module):

@@ -46,6 +46,18 @@ class NormStats:
         """The frozen norm: ``linear`` and the bias.  On the recorded input it gives the recorded output."""
         return self.linear(T) + self.bias
 
+    def adjoint(self, G: Float[Tensor, "*more n d"]) -> Float[Tensor, "*more n d"]:
+        """The transpose of ``linear``, so that ``⟨linear(T), G⟩ = ⟨T, adjoint(G)⟩``.
+
+        Args:
+            G: Any tensor with the tokens' rows, ``[..., n, d]``.
+
+        Returns:
+            ``[..., n, d]``.
+        """
+        back = G * self.weight / self.std
+        return back - back.mean(-1, keepdim=True) if self.centred else back
+
     def detach(self) -> "NormStats":
         """The same statistics without gradients."""
         return NormStats(*(t.detach() for t in (self.mean, self.std, self.weight, self.bias)), self.centred)

@@ -1,5 +1,6 @@
 """Sizes and seeded Gaussian weights of a layer (variance 1/fan-in; ours)."""
 
+import hashlib
 import math
 
 import torch
@@ -69,6 +70,27 @@ def probability(name: str, value: float) -> float:
     if not 0 <= value < 1:
         raise ValueError(f"{name} must be in [0, 1), but is {value}")
     return float(value)
+
+
+def generator(seed: int, purpose: str) -> torch.Generator:
+    """A source of random numbers for one purpose, apart from torch's global one and from other purposes'.
+
+    PyTorch's CPU generator reads only the last 32 bits of a seed, so seed and purpose are hashed to these.
+
+    Args:
+        seed: An integer.
+        purpose: What the numbers are for, e.g. ``"sorting.train"``.
+
+    Returns:
+        A CPU generator.
+
+    Raises:
+        TypeError: ``seed`` is no integer.
+    """
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise TypeError(f"seed must be an integer, but is {checks.describe(seed)}")
+    digest = hashlib.blake2b(f"{purpose} {seed}".encode(), digest_size=4).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest, "big"))
 
 
 class Gaussian:

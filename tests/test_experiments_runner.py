@@ -410,6 +410,24 @@ def test_a_sweep_killed_at_ten_moments_ends_with_the_same_numbers(tmp_path, log,
     assert same_bits(path, experiments.run(sweep, "quick", range(10), tmp_path / "calm"))
 
 
+LEAVES_NOTHING = """
+import dataclasses, json, sys
+sys.path.insert(0, sys.argv[1])
+from rc_lib import experiments
+from tests import test_experiments_runner as own
+
+sweep = dataclasses.replace(own.TRAINED, presets={"quick": json.loads(sys.argv[2])})
+experiments.run(sweep, "quick", [0], sys.argv[3], workers=1)
+"""
+
+
+def test_workers_leave_no_semaphore_behind(tmp_path, log):
+    preset = json.dumps({**PLAIN, "log": str(log)})
+    command = [sys.executable, "-c", LEAVES_NOTHING, str(ROOT), preset, str(tmp_path / "out")]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert ended.stderr == ""  # Python's tracker of semaphores warns there of what killed processes left
+
+
 def test_ctrl_c_stops_the_processes_and_keeps_what_is_stored(tmp_path, log, terminal):
     preset = {**PLAIN, "log": str(log), "sleep": 0.2}
     pid = start(terminal, "EXPERIMENT", preset, tmp_path / "out", "--workers", "2")

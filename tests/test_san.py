@@ -188,6 +188,13 @@ def test_seed_decides_the_weights_alone():
     assert not torch.equal(a.layers[0].attention.W_V, a.layers[1].attention.W_V)
 
 
+def test_the_streams_of_attention_and_mlp_share_no_numbers():
+    layer = san(mlp=True, bias_std=0.0).layers[0]
+    queries, W_1 = layer.attention.W_Q.flatten(), layer.mlp.W_1.flatten()
+    ratio = queries[:9] / W_1[:9]  # constant if both were made of the same numbers
+    assert ratio.std() > 0.1 * ratio.abs().mean()
+
+
 @variants
 def test_variants_share_their_attention_weights(skip, mlp, norm):
     plain, variant = san(), san(L + 2, skip=skip, mlp=mlp, norm=norm, dtype=torch.float32)

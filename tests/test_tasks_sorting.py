@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rc_lib.tasks import Examples, Task, generator, majority, sorting
+from rc_lib.tasks import Examples, Task, majority, sorting
 
 
 def rows(examples):
@@ -91,7 +91,7 @@ def test_bad_input_is_named(arguments, error, message):
 
 
 # ---------------------------------------------------------------------------------------------------
-# What all tasks share: Examples, Task, majority, generator
+# What all tasks share: Examples, Task, majority
 
 
 def three_sets():
@@ -165,12 +165,3 @@ def test_a_task_moves_as_a_whole_and_keeps_test_the_same_as_train():
     one = Task("x", task.train, task.train, 10, 10, None, True, 0.1, 0.1)
     moved = one.to("cpu")
     assert moved.test is moved.train
-
-
-def test_streams_of_one_seed_differ_and_follow_the_seed():
-    draws = {
-        (s, k): torch.rand(3, generator=generator(s, k)).tolist()
-        for s in (0, 1, -1, 2**32, 2**40)
-        for k in ("a", "b")
-    }
-    assert len({tuple(v) for v in draws.values()}) == 10

@@ -93,6 +93,14 @@ def test_the_module_is_read_out_of_layer_of_embedding(rng):
     assert torch.allclose(inner(X), Y @ inner.read.weight.T + inner.read.bias, rtol=0, atol=1e-12)
 
 
+def test_no_two_weights_are_made_of_the_same_numbers():
+    module = NextPoint(16, mlp=True, seed=3)
+    layer = module.san.layers[0]
+    draws = [module.embed.weight, module.read.weight, layer.attention.W_Q, layer.mlp.W_1]
+    rows = torch.stack([W.detach().flatten()[:9] for W in draws])
+    assert torch.corrcoef(rows).fill_diagonal_(0).abs().max() < 0.95
+
+
 def test_weights_come_from_the_seed_alone():
     state = torch.random.get_rng_state()
     one, two, other = NextPoint(6, seed=3), NextPoint(6, seed=3, skip=True), NextPoint(6, seed=4)
@@ -128,6 +136,20 @@ def test_unrolling_is_repeated_application():
     run = two_arcs.unroll(right, steps=300)
     assert torch.allclose(run.states, two_arcs.arcs()[:301], atol=1e-12)
     assert (run.merged, run.left(), run.diverged) == (None, None, None)
+
+
+def test_the_circle_is_left_where_tokens_are_no_longer_opposite():
+    right = two_arcs.arcs()[:9]
+
+    def left(states, **options):
+        return two_arcs.Rollout(states, two_arcs.distance(states), None).left(**options)
+
+    same, moved, grown = right.clone(), right.clone(), right.clone()
+    same[3:, 1] = same[3:, 0]  # one on the other, on the circle still
+    moved[5:] += torch.tensor([0.04, 0.0])
+    grown[7:] *= 0.8
+    assert [left(states) for states in (right, same, moved, grown)] == [None, 3, 5, 7]
+    assert [left(states, tolerance=0.3) for states in (same, moved, grown)] == [3, None, None]
 
 
 def test_a_state_that_runs_away_is_caught():

@@ -253,6 +253,13 @@ def test_the_softmax_variant_is_the_plain_network():
     torch.testing.assert_close(masked(X), plain(X, mask=causal(N)), rtol=1e-14, atol=1e-14)
 
 
+def test_a_patterns_own_weights_share_no_numbers_with_the_queries():
+    attention = variants.san("synthesizer_random", 1, 2, 12, tokens=7, seed=3).layers[0].attention
+    own = next(attention.pattern.parameters()).flatten()
+    ratio = attention.W_Q.flatten()[:9] / own[:9]  # constant if both were made of the same numbers
+    assert ratio.std() > 0.1 * ratio.abs().mean()
+
+
 def test_variants_of_one_seed_share_the_other_weights_and_layers_differ():
     a, b = network("synthesizer_random"), network("t5")
     assert torch.equal(a.layers[1].attention.W_V, b.layers[1].attention.W_V)

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from rc_lib.weights import Gaussian, probability, scale, sizes
+from rc_lib.weights import Gaussian, generator, probability, scale, sizes
 
 
 def test_sizes():
@@ -33,3 +33,12 @@ def test_bad_input():
             probability("p", value)
     with pytest.raises(TypeError, match="dtype must be a floating-point type"):
         Gaussian(0, torch.int64)
+
+
+def test_streams_of_one_seed_differ_and_follow_the_seed():
+    draws = {
+        (s, k): torch.rand(3, generator=generator(s, k)).tolist()
+        for s in (0, 1, -1, 2**32, 2**40)
+        for k in ("a", "b")
+    }
+    assert len({tuple(v) for v in draws.values()}) == 10

@@ -1,6 +1,7 @@
 """Sphinx extension: the scoreboard, made from the ledger and from what the notebooks stored.
 
-``{scoreboard} GROUP`` gives one group of the ledger's rows as tables, ``summary`` the counts of all groups. Every
+``{scoreboard} GROUP`` gives one group of the ledger's rows as tables, ``summary`` the counts of all groups and
+``works`` one line for each work of other authors (with ``:chapters:``, of those that these chapters check). Every
 row shows the value that its chapter's notebook stores. A row without such a value stops the build.
 """
 
@@ -9,6 +10,7 @@ import re
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from docutils import nodes
 from sphinx.errors import ExtensionError, NoUri
@@ -31,6 +33,10 @@ GROUPS = {
     "ours": True,
 }
 COLUMNS = ("Claim", "Measured here", "Verdict", "Checked in")
+WORKS = ("Work", "Verdict", "Its claims here", "Checked in")
+DATED = re.compile(
+    r"^.*?\b(?:19|20)\d\d\b"
+)  # a work's authors and year, at the start of a source
 
 
 @dataclass(frozen=True)
@@ -46,7 +52,7 @@ def group_of(claim):
     """Where a claim stands: the paper's by verdict, those of other works (dated), the book's own."""
     if claim.status == "ours":
         return "ours"
-    return "others" if re.search(r"\b(19|20)\d\d\b", claim.source) else claim.status
+    return "others" if DATED.match(claim.source) else claim.status
 
 
 def read(book):
@@ -109,6 +115,23 @@ def summary(rows):
     if counts["others"]:
         sentences.append(f"{counts['others']} are other authors'.")
     return " ".join([*sentences, f"{counts['ours']} are this book's own."])
+
+
+def works(rows):
+    """The claims of other authors by work (authors and year), in the ledger's order."""
+    found = {}
+    for row in rows:
+        if group_of(row.claim) == "others":
+            found.setdefault(DATED.match(row.claim.source)[0], []).append(row)
+    return found
+
+
+def verdict(rows):
+    """One word for the claims of a work."""
+    kinds = {row.claim.status for row in rows}
+    if kinds == {"reproduced"}:
+        return "✓ confirmed"
+    return "≠ not reproduced" if kinds == {"differs"} else "◐ partly"
 
 
 def in_words(band):
@@ -180,18 +203,67 @@ def table(rows, caption, link):
     The roles say what the tags say: a narrow screen shows rows as cards, and tables that are displayed as
     blocks lose their meaning otherwise.
     """
+    return _board(COLUMNS, caption, [_tr(row, link(row)) for row in rows])
+
+
+def works_table(found, link):
+    """A table with a line for each work; ``link(row)`` as for ``table``."""
+    lines = []
+    for work, rows in found.items():
+        counts = Counter(VERDICTS[row.claim.status] for row in rows)
+        cells = (
+            [element("strong", verdict(rows))],
+            ["; ".join(f"{name}: {count}" for name, count in counts.items())],
+            [_where(row, link(row)) for row in _first_of_each_chapter(rows)],
+        )
+        lines.append(_line([work], WORKS[1:], cells))
+    return _board(WORKS, f"{len(found)} works", lines)
+
+
+def _first_of_each_chapter(rows):
+    first = {}
+    for row in rows:
+        first.setdefault(row.claim.chapter, row)
+    return first.values()
+
+
+def _board(columns, caption, lines):
     head = [
         element("th", name, scope="col", role="columnheader", classes=[f"rc-{i}"])
-        for i, name in enumerate(COLUMNS)
+        for i, name in enumerate(columns)
     ]
     return element(
         "table",
         element("caption", caption),
         element("thead", element("tr", *head, role="row"), role="rowgroup"),
-        element("tbody", *(_tr(row, link(row)) for row in rows), role="rowgroup"),
+        element("tbody", *lines, role="rowgroup"),
         role="table",
         classes=["rc-board"],
     )
+
+
+def _line(heading, names, cells, **attributes):
+    return element(
+        "tr",
+        element("th", *heading, scope="row", role="rowheader"),
+        *(
+            element("td", *cell, role="cell", data_label=name)
+            for name, cell in zip(names, cells, strict=True)
+        ),
+        role="row",
+        **attributes,
+    )
+
+
+def _where(row, address):
+    """The chapter's title, with a link to the row's check if there is an address."""
+    if not address:
+        return nodes.inline("", row.title)
+    where = nodes.paragraph(
+        "", "", nodes.reference("", row.title, refuri=address, internal=True)
+    )
+    where["classes"].append("rc-where")
+    return where
 
 
 def _tr(row, address):
@@ -203,25 +275,15 @@ def _tr(row, address):
     unit = f" {claim.unit}" if claim.unit else ""
     value = ", ".join(_number(value) for value in row.values) + unit
     accepted = element("small", f"accepted: {in_words(claim.band)}{unit}")
-    where = nodes.inline("", row.title)
-    if address:
-        where = nodes.paragraph(
-            "", "", nodes.reference("", row.title, refuri=address, internal=True)
-        )
-        where["classes"].append("rc-where")
     cells = (
         [element("strong", value), accepted],
         [VERDICTS[claim.status]],
-        [where],
+        [_where(row, address)],
     )
-    return element(
-        "tr",
-        element("th", claim.statement, *parts, scope="row", role="rowheader"),
-        *(
-            element("td", *cell, role="cell", data_label=name)
-            for name, cell in zip(COLUMNS[1:], cells, strict=True)
-        ),
-        role="row",
+    return _line(
+        [claim.statement, *parts],
+        COLUMNS[1:],
+        cells,
         ids=[f"row-{claim.id}"],
         classes=[f"rc-{claim.status}"],
     )
@@ -231,19 +293,24 @@ class Scoreboard(SphinxDirective):
     """``{scoreboard} GROUP``."""
 
     required_arguments = 1
+    option_spec: ClassVar = {"chapters": str.split}
 
     def run(self):
         """Return the tables of the group, or the summary."""
         group = self.arguments[0]
-        if group not in (*GROUPS, "summary"):
+        if group not in (*GROUPS, "summary", "works"):
             raise self.error(
-                f"scoreboard: no group {group!r}; there are summary, {', '.join(GROUPS)}"
+                f"scoreboard: no group {group!r}; there are summary, works, {', '.join(GROUPS)}"
             )
         book = Path(self.env.srcdir)
         self._depend(book)
         rows = read(book)
         if group == "summary":
             return [nodes.paragraph("", summary(rows))]
+        if group == "works":
+            chapters = self.options.get("chapters", [r.claim.chapter for r in rows])
+            rows = [row for row in rows if row.claim.chapter in chapters]
+            return [works_table(works(rows), self._link)]
         return self._tables(
             [row for row in rows if group_of(row.claim) == group], group
         )

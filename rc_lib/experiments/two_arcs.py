@@ -35,7 +35,7 @@ VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 PAPER = ("SAN", "SAN+MLP", "SAN+skip")
 
-_TRAINING = {"epochs": 40, "batch_size": 16, "lr": 1e-3, "schedule": "cosine"}
+_TRAINING = {"epochs": 60, "batch_size": 16, "lr": 1e-3, "schedule": "cosine"}
 
 PRESETS: dict[str, Settings] = {
     "quick": {
@@ -129,10 +129,10 @@ def measure(model: nn.Module, steps: int) -> Arrays:
 
     Returns:
         ``states`` ``[kept, 2, 2]`` and ``distance`` ``[steps+1]``, NaN after a divergence; the steps
-        ``merged``, ``left`` (the circle) and ``diverged``, or ``NEVER``; ``first_error``, the distance of
-        the first state from the right one; ``growth`` ``[4]``, of an error on the circle in one step, and
-        its parts ``middle_growth`` and ``difference_growth`` ``[2]``; ``scale_growth``, its median along the
-        arcs; ``order``.
+        ``merged``, ``left`` (the circle, as opposite points) and ``diverged``, or ``NEVER``;
+        ``first_error``, the distance of the first state from the right one; ``growth`` ``[4]``, of an error
+        on the circle in one step, and its parts ``middle_growth`` and ``difference_growth`` ``[2]``;
+        ``scale_growth``, its median along the arcs; ``order``.
     """
     run = two_arcs.unroll(model, steps)
     states, far = np.full((steps + 1, 2, 2), np.nan), np.full(steps + 1, np.nan)

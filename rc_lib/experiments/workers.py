@@ -21,6 +21,7 @@ from multiprocessing import connection, resource_tracker
 from typing import Any
 
 import torch
+from tqdm import tqdm
 
 from rc_lib.experiments.jobs import Done, Job, SweepError
 
@@ -76,6 +77,7 @@ def _serve(end: connection.Connection, threads: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(threads)
+    tqdm.set_lock(threading.RLock())  # its own lock is a semaphore, which a killed process would leave behind
     with contextlib.suppress(EOFError, BrokenPipeError):
         while True:
             end.send_bytes(_answer(end.recv_bytes()))

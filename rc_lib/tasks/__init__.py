@@ -6,7 +6,6 @@ best that can be reached.  ``sorting``, ``convex_hull`` and ``memorization`` mak
 ``two_arcs`` is figure 3's, a regression.  ``rc_lib.token_classifier`` builds the networks.
 """
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -176,24 +175,3 @@ def majority(train: Examples, test: Examples) -> float:
             raise ValueError(f"{name} has no real token")
     answer = torch.bincount(train.labels[train.real]).argmax()
     return float((test.labels[test.real] == answer).double().mean())
-
-
-def generator(seed: int, purpose: str) -> torch.Generator:
-    """A source of random numbers for one purpose, apart from torch's global one and from other purposes'.
-
-    PyTorch's CPU generator reads only the last 32 bits of a seed, so seed and purpose are hashed to these.
-
-    Args:
-        seed: An integer.
-        purpose: What the numbers are for, e.g. ``"sorting.train"``.
-
-    Returns:
-        A CPU generator.
-
-    Raises:
-        TypeError: ``seed`` is no integer.
-    """
-    if isinstance(seed, bool) or not isinstance(seed, int):
-        raise TypeError(f"seed must be an integer, but is {checks.describe(seed)}")
-    digest = hashlib.blake2b(f"{purpose} {seed}".encode(), digest_size=4).digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest, "big"))

@@ -26,8 +26,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from rc_lib import checks
-from rc_lib.tasks import Examples, Task, generator, majority
-from rc_lib.weights import scale
+from rc_lib.tasks import Examples, Task, majority
+from rc_lib.weights import generator, scale
 
 # Of a set's size; the rounding of a cross product in float64 is a few 1e-16 of it.
 _FLAT = 1e-14

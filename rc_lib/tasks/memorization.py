@@ -25,7 +25,8 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from rc_lib import checks, corpus, models
-from rc_lib.tasks import Examples, Task, generator, majority
+from rc_lib.tasks import Examples, Task, majority
+from rc_lib.weights import generator
 
 SOURCES = ("corpus", "rte")
 TOKENIZERS = ("minilm", "words")

@@ -19,7 +19,8 @@ from jaxtyping import Int
 from torch import Tensor
 
 from rc_lib import checks
-from rc_lib.tasks import Examples, Task, generator, majority
+from rc_lib.tasks import Examples, Task, majority
+from rc_lib.weights import generator
 
 
 def make(

@@ -24,12 +24,11 @@ from torch import Tensor, nn
 
 from rc_lib import checks
 from rc_lib.san import SAN
-from rc_lib.weights import Gaussian, scale
+from rc_lib.weights import Gaussian, generator, scale
 
 POINTS = 500
 RADIUS = 0.3
 MERGED = 0.01  # tokens are merged when their distance is below this share of the distance at the start
-_EMBED, _READ = 2 * 2**40, 3 * 2**40  # seeds apart from the layer's own, which are seed and seed + 2**40
 
 
 def arcs(
@@ -120,8 +119,8 @@ class NextPoint(nn.Module):
         self.skip = skip
         switches = {"skip": inner_skip, "mlp": mlp, "norm": norm}
         self.san = SAN(1, heads, dim, mlp_dim=dim, seed=seed, dtype=dtype, **switches)
-        self.embed = _linear(2, dim, seed + _EMBED, dtype)
-        self.read = _linear(dim, 2, seed + _READ, dtype)
+        self.embed = _linear(2, dim, generator(seed, "two_arcs.embed"), dtype)
+        self.read = _linear(dim, 2, generator(seed, "two_arcs.read"), dtype)
         if init == "bert":
             self._start_small()
 
@@ -153,9 +152,9 @@ class NextPoint(nn.Module):
         return X + Y if self.skip else Y
 
 
-def _linear(fan_in: int, fan_out: int, seed: int, dtype: torch.dtype) -> nn.Linear:
+def _linear(fan_in: int, fan_out: int, source: torch.Generator, dtype: torch.dtype) -> nn.Linear:
     layer = nn.utils.skip_init(nn.Linear, fan_in, fan_out, dtype=dtype)
-    layer.weight.data.copy_(Gaussian(seed, dtype)((fan_out, fan_in), 1 / math.sqrt(fan_in)))
+    layer.weight.data.copy_(Gaussian(source, dtype)((fan_out, fan_in), 1 / math.sqrt(fan_in)))
     layer.bias.data.zero_()
     return layer
 
@@ -220,16 +219,18 @@ class Rollout:
         return self.first(self.distance < MERGED * self.distance[0])
 
     def left(self, tolerance: float = 0.1, radius: float = RADIUS) -> int | None:
-        """Return the first step at which a token is off the circle.
+        """Return the first step at which the tokens are no longer opposite points of the circle.
 
         Args:
-            tolerance: Share of the radius by which its distance from the centre may differ.
+            tolerance: Share of the radius by which the midpoint may be off the centre, and half of the
+                tokens' distance off the radius.
             radius: Radius of the circle.
 
         Returns:
             The step, or ``None``.
         """
-        off = (self.states.norm(dim=-1) - radius).abs().amax(-1)
+        middle = self.states.mean(-2).norm(dim=-1)
+        off = torch.maximum(middle, (self.distance / 2 - radius).abs())
         return self.first(off > tolerance * radius)
 
 

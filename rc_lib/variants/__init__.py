@@ -33,6 +33,7 @@ from rc_lib.variants.normalised import Differential, OffByOne, Shaped, Sigmoid, 
 from rc_lib.variants.pattern import Pattern as Pattern
 from rc_lib.variants.positions import ALiBi, GatedPositional, RelativeBias, RoPE
 from rc_lib.variants.similarity import Cosine, L2Distance, SigmaReparam, Temperature
+from rc_lib.weights import generator
 
 _QUERY_TIMES_KEYS = "P_∞ = 1sᵀ; a row moves only by its query's variation times the keys'"
 _ROWS_DIFFER = "rows see different keys, so P_∞ has rank above 1"
@@ -298,12 +299,10 @@ def san(
         TypeError: a value of the wrong type, or an unknown option.
     """
     chosen, own = variant(name), dict(options or {})
-    generator = torch.Generator()
 
     def pattern(layer: int) -> Pattern:
-        if layer == 0:
-            generator.manual_seed(seed + 2**41)
-        return chosen.build(heads, dim, head_dim, tokens, seed=generator, dtype=dtype, **own)
+        source = generator(seed, f"variants.pattern.{layer}")
+        return chosen.build(heads, dim, head_dim, tokens, seed=source, dtype=dtype, **own)
 
     return SAN(depth, heads, dim, head_dim, seed=seed, dtype=dtype, pattern=pattern, **switches)
 

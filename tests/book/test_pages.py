@@ -43,7 +43,7 @@ def test_every_control_moves_its_figure(browser, site, name):
         assert look.noise(page, log) == []
 
 
-@pytest.mark.parametrize("name", ["theory/", "experiments/"])
+@pytest.mark.parametrize("name", ["theory/", "experiments/", "beyond/"])
 def test_every_chapter_has_a_control(site, name):
     chapters = [page for page in PAGES if page.startswith(name)]
     lacking = [

@@ -155,6 +155,35 @@ def test_every_tick_gets_an_id_once():
     ]
 
 
+def test_works_are_gathered_with_one_verdict_each(tmp_path):
+    other = """
+- {id: five, kind: number, source: "Someone et al. 2016, theorem 2", statement: So too., chapter: y,
+   band: {is: true}, status: differs}
+- {id: six, kind: number, source: Else 1999, statement: It was., chapter: y,
+   band: {is: true}, status: differs}
+"""
+    stored = STORED | {"y": {"four": 4, "five": True, "six": True}}
+    found = scoreboard.works(scoreboard.read(write(tmp_path, LEDGER + other, stored)))
+    assert {work: [row.claim.id for row in rows] for work, rows in found.items()} == {
+        "Someone et al. 2016": ["three", "five"],
+        "Else 1999": ["six"],
+    }
+    words = [scoreboard.verdict(rows) for rows in (found["Someone et al. 2016"][:1], *found.values())]
+    assert words == ["✓ confirmed", "◐ partly", "≠ not reproduced"]
+
+    page = tmp_path / "index.md"
+    page.write_text(page.read_text(encoding="utf-8") + "\n```{scoreboard} works\n```\n", encoding="utf-8")
+    lines = re.findall(r"<tr[^>]*>.*?</tr>", build(tmp_path)[0].split("2 works")[1], re.DOTALL)
+    assert [text(line) for line in lines[1:]] == [
+        "Someone et al. 2016 ◐ partly ✓ reproduced: 1; ≠ differs: 1 Title of part/x Title of y",
+        "Else 1999 ≠ not reproduced ≠ differs: 1 Title of y",
+    ]
+    page.write_text("# Works\n\n```{scoreboard} works\n:chapters: part/x\n```\n", encoding="utf-8")
+    html = build(tmp_path)[0]
+    assert "Someone et al. 2016" in html
+    assert "Else 1999" not in html
+
+
 # A page made of it
 
 
