@@ -59,7 +59,7 @@ experiments: setup  ## re-run the experiments whose results the book stores (hou
 	$(BIN)/python -m rc_lib run sorting --scale unit_embedding --seeds 0-9 --workers 2
 	$(BIN)/python -m rc_lib run sorting --scale choices --seeds 0-2 --workers 2
 	$(BIN)/python -m rc_lib run convex-hull --scale paper --seeds 0-9 --workers 2
-	$(BIN)/python -m rc_lib run convex-hull --scale choices --seeds 0 --workers 2
+	$(BIN)/python -m rc_lib run convex-hull --scale choices --seeds 0-2 --workers 2
 	$(BIN)/python -m rc_lib run memorization --scale paper --seeds 0-9
 	$(BIN)/python -m rc_lib run memorization --scale choices --seeds 0
 

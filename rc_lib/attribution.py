@@ -63,9 +63,14 @@ def attribute(frozen: Frozen, G: Float[Tensor, "*batch n d"]) -> Attribution:
 
     Raises:
         ValueError: ``G`` is not finite or of another shape, or ``frozen`` has MLPs with frozen gates.
+        TypeError: ``frozen`` is no frozen network, or ``G`` has another dtype.
     """
+    if not isinstance(frozen, Frozen):
+        raise TypeError(f"frozen must be a Frozen, as freeze gives it, but is {checks.describe(frozen)}")
     if checks.matrix("G", G).shape != frozen.X.shape:
         raise ValueError(f"G must have the output's shape {tuple(frozen.X.shape)}, but has {tuple(G.shape)}")
+    if G.dtype != frozen.X.dtype:
+        raise TypeError(f"G is {checks.describe(G)}, but the network is {checks.describe(frozen.X)}")
     if any(isinstance(step, Gate) for step in frozen.steps):
         raise ValueError(
             "frozen has MLPs with frozen gates: they are no sources; freeze with MLPs as sources"

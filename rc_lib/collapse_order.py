@@ -26,7 +26,7 @@ from rc_lib.high_precision import composite, high_precision_flow, layer_mask, ru
 from rc_lib.rank import residual
 from rc_lib.residual_flow import ResidualFlow
 from rc_lib.san import SAN, Layer
-from rc_lib.variants import VARIANTS, limit, san, variant
+from rc_lib.variants import VARIANTS, Variant, limit, san, variant
 from rc_lib.variants.arithmetic import exact
 
 
@@ -88,7 +88,14 @@ def tokens_around(
 
     Returns:
         The common token ``x``, ``[d]``, and ``1 xᵀ + scale · R``, ``[n, d]``.
+
+    Raises:
+        ValueError: a size below 1, or a scale that is not positive and finite.
     """
+    checks.positive_int("n", n)
+    checks.positive_int("dim", dim)
+    if not 0 < scale < math.inf:
+        raise ValueError(f"scale must be positive and finite, but is {scale}")
     generator = torch.Generator().manual_seed(seed)
     x, R = (torch.randn(*s, dim, generator=generator, dtype=torch.float64) for s in ((), (n,)))
     return x, x + scale * R
@@ -171,13 +178,22 @@ def order_of_collapse(
     Raises:
         ValueError: no such variant, or a value outside its range.
     """
-    chosen, own = variant(name), _options(name, heads) if options is None else options
+    chosen, own = _checked(name, tokens, depth, options, heads)
     network = san(
         name, depth, heads, dim, tokens=tokens, seed=seed, bias_std=bias_std, options=own, **switches
     )
     x, X = tokens_around(tokens, dim, scale, seed)
     local = local_order(network.layers[0], x, X - x)
     return Order(name, chosen.order, high_precision_flow(network, X, digits=digits), local)
+
+
+def _checked(name: str, tokens: int, depth: int, options: Any, heads: int) -> tuple[Variant, Mapping]:
+    """The variant and its options; refuse what has no residual to follow."""
+    checks.positive_int("tokens", tokens, minimum=2)
+    checks.positive_int("depth", depth)
+    if options is not None and not isinstance(options, Mapping):
+        raise TypeError(f"options must be a mapping of names to values, but is {checks.describe(options)}")
+    return variant(name), _options(name, heads) if options is None else options
 
 
 def _options(name: str, heads: int) -> dict[str, Any]:
@@ -220,7 +236,7 @@ def rate_of_collapse(
     name: str,
     tokens: int = 8,
     dim: int = 4,
-    depth: int = 40,
+    depth: int = 60,
     heads: int = 1,
     seed: int = 0,
     *,
@@ -255,7 +271,7 @@ def rate_of_collapse(
     Raises:
         ValueError: no such variant, a value outside its range, or ``identity`` with several heads.
     """
-    chosen, own = variant(name), _options(name, heads) if options is None else options
+    chosen, own = _checked(name, tokens, depth, options, heads)
     network = san(name, 1, heads, dim, tokens=tokens, seed=seed, bias_std=bias_std, options=own, **switches)
     layer = network.layers[0]
     if chosen.stochastic and heads == 1 if identity is None else identity:
@@ -302,6 +318,13 @@ def growth(flow: ResidualFlow) -> float:
     return spectral_radius(companion)
 
 
+def _square(name: str, M: Tensor) -> Tensor:
+    """Require finite square matrices: LAPACK may end the process on NaN."""
+    if checks.matrix(name, M).shape[-1] != M.shape[-2]:
+        raise ValueError(f"{name} must be square, [*batch, n, n], but is {checks.describe(M)}")
+    return M
+
+
 def spectral_radius(M: Float[Tensor, "*batch m m"]) -> Any:
     """The largest modulus of an eigenvalue.
 
@@ -310,8 +333,11 @@ def spectral_radius(M: Float[Tensor, "*batch m m"]) -> Any:
 
     Returns:
         A number for one matrix, else a tensor ``[*batch]``.
+
+    Raises:
+        ValueError: ``M`` is not square, empty or not finite.
     """
-    radius = torch.linalg.eigvals(M).abs().amax(-1)
+    radius = torch.linalg.eigvals(_square("M", M)).abs().amax(-1)
     return radius.item() if radius.ndim == 0 else radius
 
 
@@ -325,7 +351,11 @@ def second_eigenvalue(P: Float[Tensor, "*batch n n"]) -> Float[Tensor, "*batch"]
 
     Returns:
         ``[*batch]``.
+
+    Raises:
+        ValueError: ``P`` is not square, empty or not finite.
     """
+    _square("P", P)
     return torch.linalg.eigvals(P - P.mean(-2, keepdim=True)).abs().amax(-1)
 
 

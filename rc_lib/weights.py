@@ -48,7 +48,10 @@ def scale(name: str, value: float) -> float:
 
     Raises:
         ValueError: it is negative, infinite or NaN.
+        TypeError: it is no number.
     """
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{name} must be a number, but is {checks.describe(value)}")
     if not 0 <= value < math.inf:
         raise ValueError(f"{name} must be finite and not negative, but is {value}")
     return float(value)

@@ -47,3 +47,12 @@ def test_bad_input(plain_types):
     gate = Gate(tokens(5, 3), tokens(6, 3), zeros[0], tokens(3, 6), zeros[1])
     with pytest.raises(ValueError, match="no sources"):
         attribute(Frozen(X, [*frozen.steps, gate]), X)
+
+
+def test_other_networks_and_types_are_named(plain_types):
+    X = tokens(5, 6)
+    with pytest.raises(TypeError, match="frozen must be a Frozen, as freeze gives it, but is None"):
+        attribute(None, X)
+    frozen = paths.freeze(SAN(1, 1, 6), X)
+    with pytest.raises(TypeError, match=r"G is .*float32.*, but the network is .*float64"):
+        attribute(frozen, X.float())

@@ -139,7 +139,7 @@ def test_pooling_over_everything_is_immediate():
 @pytest.mark.parametrize("name", SLOW)
 def test_rates(name):
     found = rate_of_collapse(name)
-    assert len(found.flow.log_norm) == 41
+    assert len(found.flow.log_norm) == 61
     assert found.measured == pytest.approx(found.predicted, abs=1e-6)
     if VARIANTS[name].stochastic:
         # W = I: the law's own number, the second eigenvalue of P_∞.
@@ -280,6 +280,26 @@ def test_identity_values():
     assert not layer.attention.b.any()
     with pytest.raises(ValueError, match=r"W_V \(2, 4, 2\); expected one head and square values"):
         identity_values(SAN(1, 2, 4).layers[0])
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: spectral_radius(torch.full((2, 2), math.nan)), ValueError, "M"),
+        (lambda: spectral_radius(torch.ones(2, 3)), ValueError, "M must be square"),
+        (lambda: second_eigenvalue(torch.full((2, 2), math.inf)), ValueError, "P"),
+        (lambda: tokens_around(0, 4), ValueError, "n must be at least 1"),
+        (lambda: tokens_around(5, 4, math.nan), ValueError, "scale must be positive and finite, but is nan"),
+        (lambda: order_of_collapse("softmax", tokens=1), ValueError, "tokens must be at least 2"),
+        (lambda: order_of_collapse("softmax", depth=0), ValueError, "depth must be at least 1"),
+        (lambda: order_of_collapse("softmax", options=5), TypeError, "options must be a mapping"),
+        (lambda: rate_of_collapse("causal", tokens=1), ValueError, "tokens must be at least 2"),
+        (lambda: rate_of_collapse("causal", scale=0.0), ValueError, "scale must be positive"),
+    ],
+)
+def test_bad_numbers_are_named(call, error, message, plain_types):
+    with pytest.raises(error, match=message):
+        call()
 
 
 def test_refusals(plain_types):

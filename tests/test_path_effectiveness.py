@@ -21,7 +21,7 @@ F64 = torch.float64
 TIGHT = 1e-12
 
 
-def network(L=3, H=2, d=6, *, classes=5, symbols=7, positions=11, affine=True, seed=0, **switches):
+def network(L=3, H=2, d=6, *, classes=5, symbols=7, positions=11, affine=True, seed=4, **switches):
     """A network whose biases, gains and shifts are off their neutral values, but do not drown its answers."""
     switches = {"skip": True, "norm": "post", "bias_std": 0.1, "gain": 1.5, "dtype": F64} | switches
     san = SAN(L, H, d, head_dim=3, seed=seed, **switches)

@@ -57,6 +57,14 @@ def test_sizes_radius_and_dtype_of_the_arcs():
 
 
 @pytest.mark.usefixtures("plain_types")
+def test_points_are_no_integers_and_radii_no_words():
+    with pytest.raises(TypeError, match=r"dtype must be a floating-point type, but is torch\.int64"):
+        two_arcs.pairs(20, dtype=torch.int64)
+    with pytest.raises(TypeError, match="radius must be a number, but is"):
+        two_arcs.arcs(10, "a")
+
+
+@pytest.mark.usefixtures("plain_types")
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

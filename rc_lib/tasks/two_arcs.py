@@ -46,9 +46,11 @@ def arcs(
 
     Raises:
         ValueError: fewer than two points, or a radius that is not positive.
-        TypeError: ``points`` is no whole number.
+        TypeError: ``points`` is no whole number, or ``dtype`` no floating-point type.
     """
     points = checks.positive_int("points", points, minimum=2)
+    if dtype not in checks.FLOATS:
+        raise TypeError(f"dtype must be a floating-point type, but is {dtype}")
     if not scale("radius", radius) > 0:
         raise ValueError(f"radius must be positive, but is {radius}")
     angle = math.pi * torch.arange(2 * points, dtype=torch.float64).view(2, points) / points

@@ -23,12 +23,12 @@ OPEN_ALL = """() => {
   document.querySelectorAll(".toggle-hidden").forEach((e) => e.classList.remove("toggle-hidden"));
 }"""
 
-# Formulas that MathJax left, in any text that is not code.
+# Formulas that MathJax left, in any text that is not code; the book has no prices.
 RAW_MATH = r"""() => {
   const left = [], walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
   for (let node = walk.nextNode(); node; node = walk.nextNode()) {
     if (node.parentElement.closest("script, style, code, pre, mjx-container, textarea")) continue;
-    if (/\\\(|\\\[|\$\$|\\begin\{/.test(node.textContent)) left.push(node.textContent.trim().slice(0, 80));
+    if (/\\\(|\\\[|\$|\\begin\{/.test(node.textContent)) left.push(node.textContent.trim().slice(0, 80));
   }
   return left;
 }"""

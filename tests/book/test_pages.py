@@ -45,7 +45,7 @@ def test_every_control_moves_its_figure(browser, site, name):
 
 @pytest.mark.parametrize("name", ["theory/", "experiments/", "beyond/"])
 def test_every_chapter_has_a_control(site, name):
-    chapters = [page for page in PAGES if page.startswith(name)]
+    chapters = [page for page in PAGES if page.startswith(name) and (ROOT / f"book/{page}.ipynb").is_file()]
     lacking = [
         c for c in chapters if 'class="rc-explore"' not in (site / f"{c}.html").read_text(encoding="utf-8")
     ]
@@ -120,6 +120,7 @@ PIXEL = "data:image/gif;base64,R0lGODlhAQABAAAAACH5BAEKAAEALAAAAAABAAEAAAICTAEAO
         (f'<img alt=" " src="{PIXEL}">', "no alt text"),
         ('<img alt="x" src="absent.png">', "not loaded"),
         (r"<p>Here \(x^2\) stays.</p>", "raw mathematics"),
+        ("<p>where T$, is set as text.</p>", "raw mathematics"),
         (r'<div class="math">x</div>', "1 formulas, 0 typeset"),
         ('<div style="width:500px">wide</div>', "wider than 360 px"),
         ('<p style="color:#aaa;background:#fff">pale</p>', "color-contrast"),
