@@ -309,10 +309,19 @@ def _records(paths: list[Path]) -> tuple[list[Result], list[CorruptResultError]]
     return good, damaged
 
 
+def _briefly(settings: dict[str, Any]) -> str:
+    """What tells stored results apart: scale and seeds where there are any, else all settings."""
+    told = {key: settings[key] for key in ("scale", "seeds") if key in settings} or settings
+    return json.dumps(told, sort_keys=True)
+
+
 def _no_single(name: str, wanted: dict[str, Any], found: list[Result], stored: list[Result]) -> str:
     asked = f"name={name!r}" + "".join(f", {key}={value!r}" for key, value in sorted(wanted.items()))
     if not stored:
         return f"{asked}: no result of this name is stored; make one with `python -m rc_lib run`"
-    listed = "; ".join(json.dumps(each.settings, sort_keys=True) for each in found or stored)
+    told = [_briefly(each.settings) for each in found or stored]
+    if len(set(told)) < len(told):
+        told = [json.dumps(each.settings, sort_keys=True) for each in found or stored]
+    listed = "; ".join(told)
     count = f"{len(found)} stored results fit, add settings" if found else "no stored result fits"
     return f"{asked}: {count}; there is {listed}"

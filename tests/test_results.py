@@ -60,9 +60,12 @@ def test_found_by_settings_in_any_order_and_by_a_part_of_them(tmp_path):
         results.load("toy", folder=tmp_path, scale="paper")
     with pytest.raises(results.UnknownResultError, match=r"scale='huge'.*no stored result fits.*\"quick\""):
         results.load("toy", folder=tmp_path, scale="huge")
+    store(tmp_path, {"scale": "quick", "seeds": [0], "lr": 0.5}, 1.0)
+    with pytest.raises(results.UnknownResultError, match=r'; there is \{"lr": 0.5, "scale": "quick"'):
+        results.load("toy", folder=tmp_path, scale="huge")  # scale and seeds would not tell them apart
     with pytest.raises(results.UnknownResultError, match=r"nothing.*rc_lib run"):
         results.load("nothing", folder=tmp_path)
-    assert len(results.files("toy", tmp_path)) == 3
+    assert len(results.files("toy", tmp_path)) == 4
     assert results.files(folder=tmp_path / "missing") == []
 
 

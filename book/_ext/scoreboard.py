@@ -213,7 +213,12 @@ def works_table(found, link):
         counts = Counter(VERDICTS[row.claim.status] for row in rows)
         cells = (
             [element("strong", verdict(rows))],
-            ["; ".join(f"{name}: {count}" for name, count in counts.items())],
+            [
+                "; ".join(
+                    f"{name}: {count}".replace(" ", "\u00a0")
+                    for name, count in counts.items()
+                )
+            ],
             [_where(row, link(row)) for row in _first_of_each_chapter(rows)],
         )
         lines.append(_line([work], WORKS[1:], cells))
