@@ -44,6 +44,8 @@ def parse_seeds(text: str) -> list[int]:
         first, dash, last = part.strip().partition("-")
         if not (first.isdecimal() and (last.isdecimal() or not dash)):
             raise argparse.ArgumentTypeError(f"{text!r} is no list of seeds; expected e.g. 0-4 or 0,2,7")
+        if int(last or first) - int(first) >= 10_000:
+            raise argparse.ArgumentTypeError(f"{text!r} names more than 10000 seeds")
         seeds.extend(range(int(first), int(last or first) + 1))
     if not seeds or len(set(seeds)) < len(seeds):
         raise argparse.ArgumentTypeError(f"{text!r} names no seed, or one twice; expected e.g. 0-4 or 0,2,7")

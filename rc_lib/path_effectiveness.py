@@ -129,7 +129,7 @@ def exact(model: Any, examples: Any, chunk: int | None = None) -> Effectiveness:
     tally, counts = _Tally(), []
     for inputs, labels, real in _chunks(model, examples, chunk):
         trace = model.san.trace(model.embed(inputs), key_padding_mask=_padding(real))
-        own = model.read(trace.output)[real]
+        own = _read(model, trace.output)[real]
         frozen = freeze_trace(trace, model.san.layers)
         counts = counts or frozen.count_by_length()
         tally.add(model, frozen.sum_by_length(), own, labels[real], real)

@@ -129,6 +129,15 @@ def test_a_float32_model_is_measured_in_float64_and_left_as_it_is():
     assert next(model.parameters()).dtype == torch.float32
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_read_out_that_is_not_finite_is_refused(value, plain_types):
+    model = network()
+    with torch.no_grad():
+        model.W_out[0, 0] = value
+    with pytest.raises(ValueError, match="logits"):
+        pe.exact(model, data())
+
+
 @pytest.mark.parametrize("switches", [s for s in SWITCHES if s.get("skip", True)], ids=str)
 @torch.no_grad()
 def test_the_test_networks_give_many_answers(switches):
