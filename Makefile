@@ -61,7 +61,8 @@ experiments: setup  ## re-run the experiments whose results the book stores (hou
 	$(BIN)/python -m rc_lib run convex-hull --scale paper --seeds 0-9 --workers 2
 	$(BIN)/python -m rc_lib run convex-hull --scale choices --seeds 0-2 --workers 2
 	$(BIN)/python -m rc_lib run memorization --scale paper --seeds 0-9
-	$(BIN)/python -m rc_lib run memorization --scale choices --seeds 0
+	$(BIN)/python -m rc_lib run memorization --scale unit_start --seeds 0-2 --workers 2
+	$(BIN)/python -m rc_lib run memorization --scale choices --seeds 0-1 --workers 2
 
 bench: setup  ## the measurements that the speed claims rest on
 	$(BIN)/python -m benchmarks

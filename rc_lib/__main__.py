@@ -1,10 +1,11 @@
 """The experiments of section 8 from a terminal: ``python -m rc_lib run``, ``list`` and ``show``.
 
 Results go to stdout, progress to stderr. Exit codes: 0 done, 1 the experiment or a file failed, 2 the command
-was wrong, 130 interrupted (what was finished is kept, and the same command goes on from there).
+was wrong, 130 interrupted (what is kept is said, and the same command goes on from there).
 """
 
 import argparse
+import contextlib
 import json
 import sys
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ from typing import NoReturn
 
 from tqdm import tqdm
 
-from rc_lib import __version__, experiments, results
+from rc_lib import __version__, checkpoints, experiments, results
 
 _BAR = "{desc} {percentage:3.0f}%|{bar}| {elapsed} gone{postfix}"
 
@@ -69,6 +70,12 @@ def parse_seed(text: str) -> list[int]:
     return [int(text)]
 
 
+def _folder(text: str) -> Path:
+    if not text:
+        raise argparse.ArgumentTypeError("'' is no folder; leave the option out for the book's")
+    return Path(text)
+
+
 def _count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is no number of processes; expected 1 or more")
@@ -100,7 +107,7 @@ def _parser() -> _Parser:
     parser.add_argument("--version", action="version", version=f"rc_lib {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="{run,list,show}")
     out = _Parser(add_help=False)
-    out.add_argument("--out", type=Path, metavar="DIR", help="folder of the results (default: the book's)")
+    out.add_argument("--out", type=_folder, metavar="DIR", help="folder of the results (default: the book's)")
     run = commands.add_parser("run", parents=[out], help="run an experiment and store its result")
     run.add_argument("experiment", help="a name that `list` prints")
     run.add_argument("--scale", default="quick", help="size of the run (default: quick)")
@@ -120,6 +127,8 @@ def _parser() -> _Parser:
 class _Progress:
     """A bar on stderr that counts each unit by its weight, so that the time left is an honest estimate.
 
+    It is drawn from ``begin`` on: what is refused before the first unit gets a message and no bar.
+
     Units stored by an earlier run (0 seconds) are no evidence about the speed. With ``lanes`` units computed
     side by side, what is left takes a lane's time for them divided by ``lanes``; how many lanes a cluster
     has is not known (None) and shows in the time gone.
@@ -128,9 +137,16 @@ class _Progress:
     def __init__(self, experiment: experiments.Experiment, settings: experiments.Settings, lanes: int | None):
         self.weight, self.lanes = experiment.weight, lanes
         self.seconds = self.computed = 0.0
-        total = sum(self.weight(unit) for unit in experiment.units(settings))
-        name = experiments.spoken(experiment.name)
-        self.bar = tqdm(total=total, desc=name, bar_format=_BAR, file=sys.stderr, mininterval=0)
+        self.total = sum(self.weight(unit) for unit in experiment.units(settings))
+        self.name = experiments.spoken(experiment.name)
+        self.bar: tqdm | None = None
+
+    def begin(self) -> None:
+        self.bar = tqdm(total=self.total, desc=self.name, bar_format=_BAR, file=sys.stderr, mininterval=0)
+
+    def close(self) -> None:
+        if self.bar is not None:
+            self.bar.close()
 
     def __call__(self, unit: experiments.Unit, seconds: float) -> None:
         weight = self.weight(unit)
@@ -145,7 +161,7 @@ class _Progress:
         if not self.computed:
             return "?"
         gone = self.bar.format_dict["elapsed"] if self.lanes is None else self.seconds / self.lanes
-        return tqdm.format_interval((self.bar.total - self.bar.n) * gone / self.computed)
+        return tqdm.format_interval((self.total - self.bar.n) * gone / self.computed)
 
 
 def _is_stored(path: Path) -> bool:
@@ -175,11 +191,9 @@ def _run(arguments: argparse.Namespace, parser: _Parser) -> int:
     lanes = max(1, arguments.workers) if arguments.scheduler is None else None
     progress = _Progress(experiment, settings, lanes)
     options = {key: getattr(arguments, key) for key in ("device", "resume", "workers", "scheduler")}
-    with progress.bar:
-        bars = sys.stderr.isatty()
-        path = experiments.run(
-            experiment, arguments.scale, arguments.seeds, folder, progress, bars=bars, **options
-        )
+    options |= {"bars": sys.stderr.isatty(), "begin": progress.begin}
+    with contextlib.closing(progress):
+        path = experiments.run(experiment, arguments.scale, arguments.seeds, folder, progress, **options)
     print(path)
     return 0
 
@@ -224,6 +238,16 @@ def _show(arguments: argparse.Namespace, parser: _Parser) -> int:
     return 0
 
 
+def _interrupted(arguments: argparse.Namespace) -> str:
+    """Say what an interrupted command leaves behind."""
+    if arguments.command != "run":
+        return "interrupted"
+    # A cluster's workers keep their checkpoints to themselves.
+    kept = "finished units" + ("" if arguments.scheduler else " and trainings' last checkpoints")
+    without = "" if arguments.resume else " without --no-resume"
+    return f"interrupted; {kept} are kept: the same command{without} goes on from there"
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command.
 
@@ -239,12 +263,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return command(arguments, parser)
     except KeyboardInterrupt:
-        print("interrupted; the same command goes on from the last finished unit", file=sys.stderr)
+        print(_interrupted(arguments), file=sys.stderr)
         return 130
     except BrokenPipeError:
         return 1
     except (results.ResultError, experiments.SweepError, ImportError, OSError, ValueError) as error:
-        print(f"{parser.prog}: {error}", file=sys.stderr)
+        hint = " (--no-resume drops it)" if isinstance(error, checkpoints.CheckpointError) else ""
+        print(f"{parser.prog}: {error}{hint}", file=sys.stderr)
         return 1
 
 

@@ -36,6 +36,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rc_lib import checks
+
 
 def _zeros(X: Tensor) -> Tensor:
     return torch.zeros_like(X)  # a builtin has no signature, which ALBERT's chunking asks for
@@ -322,9 +324,8 @@ def ablate(model: nn.Module, skip: bool = True, mlp: bool = True) -> Iterator[nn
         TypeError: ``model`` is no Hugging Face model, or a switch is no boolean.
         ValueError: the family is not supported; the message lists those that are.
     """
-    for name, value in (("skip", skip), ("mlp", mlp)):
-        if not isinstance(value, bool):
-            raise TypeError(f"{name} must be True or False, but is {value!r}")
+    checks.boolean("skip", skip)
+    checks.boolean("mlp", mlp)
     family, layers = family_of(model), layers_of(model)
     with contextlib.ExitStack() as undo:
         for layer in layers:

@@ -181,7 +181,7 @@ class MultiHeadAttention(nn.Module):
         gain: Factor on the standard deviation of every weight.
         bias_std: Standard deviation of the initial biases; 0 starts them at zero.
         dropout: Probability of dropping an attention weight in training (global random state).
-        seed: An integer, or a CPU generator to draw from.
+        seed: 0 or more, or a CPU generator to draw from.
         dtype: A floating-point type.
         pattern: A module that computes ``P`` in place of the softmax, called with ``X, W_Q, W_K, b_Q, b_K``
             and the two masks (see ``rc_lib.variants``); ``None`` is the paper's softmax.
@@ -189,7 +189,7 @@ class MultiHeadAttention(nn.Module):
     Raises:
         ValueError: a size below 1, ``heads`` that do not divide ``dim`` without a ``head_dim``, a negative
             or infinite ``gain`` or ``bias_std``, a ``dropout`` outside ``[0, 1)``.
-        TypeError: a size that is no whole number.
+        TypeError: a size that is no whole number, or ``bias`` no boolean.
     """
 
     def __init__(
@@ -224,7 +224,7 @@ class MultiHeadAttention(nn.Module):
         # Drawn in any case: switching the biases does not change the weights of the next layer.
         for name, shape in (("b_Q", (H, d_qk)), ("b_K", (H, d_qk)), ("b_V", (H, d_v)), ("b_O", (d_out,))):
             b = draw(shape, bias_std)
-            if bias:
+            if checks.boolean("bias", bias):
                 setattr(self, name, nn.Parameter(b))
             else:
                 self.register_buffer(name, torch.zeros_like(b))

@@ -56,12 +56,12 @@ class MLP(nn.Module):
         bias: Whether the biases are trainable; otherwise they are buffers of zeros.
         gain: Factor on the standard deviation ``1/√fan-in`` of the weights.
         bias_std: Standard deviation of the initial biases.
-        seed: An integer, or a CPU generator to draw from.
+        seed: 0 or more, or a CPU generator to draw from.
         dtype: A floating-point type.
 
     Raises:
         ValueError: a size below 1 or an unknown activation.
-        TypeError: a size that is no whole number.
+        TypeError: a size that is no whole number, or ``bias`` no boolean.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class MLP(nn.Module):
         self.W_2 = nn.Parameter(draw((m, dim), gain / m**0.5))
         for name, size in (("b_1", m), ("b_2", dim)):
             b = draw((size,), bias_std)
-            if bias:
+            if checks.boolean("bias", bias):
                 setattr(self, name, nn.Parameter(b))
             else:
                 self.register_buffer(name, torch.zeros_like(b))

@@ -165,7 +165,7 @@ def paper_bound(
         ValueError: as for ``bound``.
         TypeError: as for ``bound``.
     """
-    return bound(san, X, "stated" if stated else "paper", center)
+    return bound(san, X, "stated" if checks.boolean("stated", stated) else "paper", center)
 
 
 def sharp_bound(
@@ -215,6 +215,7 @@ def certificate(
         ValueError: as for ``bound``.
         TypeError: as for ``bound``.
     """
+    checks.boolean("compound", compound)
     return _certify(*_walk(san, X, center), compound)
 
 

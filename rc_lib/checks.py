@@ -4,7 +4,7 @@ Every message names the argument, says what it was and what was expected.  The c
 argument, so that ``X = checks.matrix("X", X)`` reads as one step.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import torch
@@ -119,6 +119,42 @@ def one_of(name: str, value: Any, allowed: Collection[Any]) -> Any:
     return value
 
 
+def boolean(name: str, value: Any) -> bool:
+    """Require True or False: a string or a number here is a mistake, and would count as true.
+
+    Args:
+        name: The argument's name, for the message.
+        value: The value to check.
+
+    Returns:
+        ``value`` itself.
+
+    Raises:
+        TypeError: ``value`` is no boolean.
+    """
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be True or False, but is {describe(value)}")
+    return value
+
+
+def listed(name: str, value: Any) -> list[Any]:
+    """Require a sequence of things (a string or a tensor is none).
+
+    Args:
+        name: The argument's name, for the message.
+        value: The value to check.
+
+    Returns:
+        What ``value`` holds, as a list.
+
+    Raises:
+        TypeError: ``value`` is no sequence.
+    """
+    if not isinstance(value, Iterable) or isinstance(value, str | bytes | Tensor):
+        raise TypeError(f"{name} must be a sequence, but is {describe(value)}")
+    return list(value)
+
+
 def positive_int(name: str, value: Any, minimum: int = 1) -> int:
     """Require a whole number that is at least ``minimum`` (a boolean is none).
 
@@ -140,3 +176,23 @@ def positive_int(name: str, value: Any, minimum: int = 1) -> int:
     if value < minimum:
         raise ValueError(f"{name} must be at least {minimum}, but is {value}")
     return int(value)
+
+
+def seed(value: Any, name: str = "seed") -> int:
+    """Require a seed, by one rule for the whole library: a whole number from 0 to below 2**62.
+
+    Args:
+        value: The value to check.
+        name: The argument's name, for the message.
+
+    Returns:
+        ``value`` as an ``int``.
+
+    Raises:
+        TypeError: ``value`` is no whole number.
+        ValueError: ``value`` is negative, or more than torch's generators hold.
+    """
+    value = positive_int(name, value, minimum=0)
+    if value >= 2**62:
+        raise ValueError(f"{name} must be below 2**62, which torch's generators hold, but is {value}")
+    return value

@@ -84,19 +84,19 @@ def tokens_around(
         n: The number of tokens.
         dim: Features per token ``d``.
         scale: Standard deviation about the common token.
-        seed: An integer.
+        seed: 0 or more.
 
     Returns:
         The common token ``x``, ``[d]``, and ``1 xᵀ + scale · R``, ``[n, d]``.
 
     Raises:
-        ValueError: a size below 1, or a scale that is not positive and finite.
+        ValueError: a number below its least, or a scale that is not positive and finite.
     """
     checks.positive_int("n", n)
     checks.positive_int("dim", dim)
     if not 0 < scale < math.inf:
         raise ValueError(f"scale must be positive and finite, but is {scale}")
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(checks.seed(seed))
     x, R = (torch.randn(*s, dim, generator=generator, dtype=torch.float64) for s in ((), (n,)))
     return x, x + scale * R
 
@@ -191,8 +191,6 @@ def _checked(name: str, tokens: int, depth: int, options: Any, heads: int) -> tu
     """The variant and its options; refuse what has no residual to follow."""
     checks.positive_int("tokens", tokens, minimum=2)
     checks.positive_int("depth", depth)
-    if options is not None and not isinstance(options, Mapping):
-        raise TypeError(f"options must be a mapping of names to values, but is {checks.describe(options)}")
     return variant(name), _options(name, heads) if options is None else options
 
 
@@ -274,7 +272,7 @@ def rate_of_collapse(
     chosen, own = _checked(name, tokens, depth, options, heads)
     network = san(name, 1, heads, dim, tokens=tokens, seed=seed, bias_std=bias_std, options=own, **switches)
     layer = network.layers[0]
-    if chosen.stochastic and heads == 1 if identity is None else identity:
+    if chosen.stochastic and heads == 1 if identity is None else checks.boolean("identity", identity):
         identity_values(layer)
     _, X = tokens_around(tokens, dim, scale, seed)
     flow = high_precision_flow(repeated(layer, depth), X, digits=digits)

@@ -193,7 +193,7 @@ def _resolve(tok: Any) -> Any:
 
 
 def _raw_ids(tok: Any, text: str, special: bool) -> list[int]:
-    found = tok.encode(text, add_special_tokens=special)
+    found = tok.encode(text, add_special_tokens=checks.boolean("special", special))
     return list(getattr(found, "ids", found))
 
 

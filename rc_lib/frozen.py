@@ -191,12 +191,12 @@ class PathSpectrum:
 
     def alone(self, bias: bool = True) -> Float[Tensor, "*batch lengths n d"]:
         """Entry ``k``: the paths of length ``k`` and nothing else but the bias, ``[*batch, L + 1, n, d]``."""
-        return self.terms + self.bias.unsqueeze(-3) if bias else self.terms
+        return self.terms + self.bias.unsqueeze(-3) if checks.boolean("bias", bias) else self.terms
 
     def cumulative(self, bias: bool = True) -> Float[Tensor, "*batch lengths n d"]:
         """Entry ``k``: all paths of length up to ``k``, and the bias, ``[*batch, L + 1, n, d]``."""
         sums = self.terms.cumsum(-3)
-        return sums + self.bias.unsqueeze(-3) if bias else sums
+        return sums + self.bias.unsqueeze(-3) if checks.boolean("bias", bias) else sums
 
     def leave_one_out(self) -> Float[Tensor, "*batch lengths n d"]:
         """Entry ``k``: the network's output without its paths of length ``k``, ``[*batch, L + 1, n, d]``."""
@@ -292,6 +292,7 @@ class Frozen:
     @torch.no_grad()
     def sum_by_length(self, by_source: bool = False) -> PathSpectrum:
         """The recursion ``T_k ← [T_k +] Σ_h P_h T_{k-1} W_h``; see the function of this name."""
+        checks.boolean("by_source", by_source)
         # Per source: the shortest length present, and the terms from there on, [*batch, k, n, d].
         streams = {0: (0, self.X.unsqueeze(-3))}
         source = 0

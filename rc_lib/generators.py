@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
+from rc_lib import checks
+
 
 @contextlib.contextmanager
 def lent(device: torch.device) -> Iterator[None]:
@@ -35,12 +37,12 @@ def seed(device: torch.device, value: int) -> None:
 
     Args:
         device: where is computed.
-        value: from 0 to below 2**63.
+        value: from 0 to below 2**62.
 
     Returns:
         Nothing.
     """
-    torch.default_generator.manual_seed(value)
+    torch.default_generator.manual_seed(checks.seed(value, "value"))
     if device.type != "cpu":
         module = torch.get_device_module(device)
         getattr(module, "manual_seed_all", module.manual_seed)(value)

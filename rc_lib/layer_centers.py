@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rc_lib import log_scaled
+from rc_lib import checks, log_scaled
 from rc_lib.blocks import MLP
 from rc_lib.norms import abs_sums
 from rc_lib.one_layer import HUGE, LINEAR, HeadMaps, linear_tilt, tilt
@@ -164,6 +164,7 @@ def feed(mlp: MLP, mlp_skip: bool, t: State) -> State:
     Raises:
         ValueError: the centre is beyond the range of floats; only attention can be followed there.
     """
+    checks.boolean("mlp_skip", mlp_skip)
     W_1, b_1, W_2, b_2 = (W.detach().double() for W in (mlp.W_1, mlp.b_1, mlp.W_2, mlp.b_2))
     x = t.log_x.exp().unsqueeze(-1) * t.x
     if not bool(x.isfinite().all()):

@@ -78,12 +78,12 @@ def mlp_lipschitz(mlp: MLP, mlp_skip: bool = False) -> tuple[float, float]:
         ``λ_1`` and ``λ_∞``.
 
     Raises:
-        TypeError: ``mlp`` is no ``rc_lib.blocks.MLP``.
+        TypeError: ``mlp`` is no ``rc_lib.blocks.MLP``, or ``mlp_skip`` no boolean.
     """
     if not isinstance(mlp, MLP):
         raise TypeError(f"mlp must be a rc_lib.blocks.MLP, but is {checks.describe(mlp)}")
     J = LIPSCHITZ[mlp.activation] * (mlp.W_1.detach().double().abs() @ mlp.W_2.detach().double().abs())
-    J = J + torch.eye(len(J), dtype=J.dtype, device=J.device) if mlp_skip else J
+    J = J + torch.eye(len(J), dtype=J.dtype, device=J.device) if checks.boolean("mlp_skip", mlp_skip) else J
     return one_norm(J).item(), inf_norm(J).item()
 
 

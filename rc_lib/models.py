@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rc_lib import corpus
+from rc_lib import checks, corpus
 
 CAUSAL = ("llama", "mistral", "qwen2", "qwen3", "gpt2")
 
@@ -190,7 +190,7 @@ def initialised(config: Any, seed: int) -> nn.Module:
         The model, float32.
     """
     with torch.random.fork_rng(devices=[]), quiet():
-        torch.manual_seed(seed)
+        torch.manual_seed(checks.seed(seed))
         return model_class(config).from_config(config, attn_implementation="eager")
 
 

@@ -90,9 +90,11 @@ def accuracy(model: Any, examples: Any, chunk: int | None = None) -> float:
         A number in ``[0, 1]``.
 
     Raises:
-        ValueError: the examples have no real token, or the network's logits are not finite.
+        ValueError: the examples have no real token or a label that is no class of the network's, or its
+            logits are not finite.
         TypeError: ``model`` or ``examples`` lacks a part.
     """
+    _parts(model, examples)
     hits = tokens = 0
     with _evaluating(model):
         for inputs, labels, real in _chunks(model, examples, chunk):
@@ -121,7 +123,8 @@ def exact(model: Any, examples: Any, chunk: int | None = None) -> Effectiveness:
         The accuracies, sizes and the reconstruction error.
 
     Raises:
-        ValueError: the examples have no real token, or a forward pass overflowed.
+        ValueError: the examples have no real token or a label that is no class of the network's, or a
+            forward pass overflowed.
         TypeError: ``model`` or ``examples`` lacks a part.
     """
     _parts(model, examples)
@@ -234,12 +237,12 @@ def sampled(
 
     Raises:
         ValueError: the network has no skips or has MLPs, a number is out of range, the examples have no real
-            token, or a state overflowed.
-        TypeError: ``model`` or ``examples`` lacks a part, or a number is not whole.
+            token or a label that is no class of the network's, or a state overflowed.
+        TypeError: ``model`` or ``examples`` lacks a part, or an argument is of another type.
     """
     san = _parts(model, examples).san
     counts = _counts(paths)
-    lengths = list(range(san.depth + 1) if lengths is None else lengths)
+    lengths = checks.listed("lengths", range(san.depth + 1) if lengths is None else lengths)
     if not lengths:
         raise ValueError("lengths must not be empty; None means all of them")
     repeats = checks.positive_int("repeats", repeats)
@@ -277,7 +280,7 @@ def along(
         TypeError: as ``sampled``.
     """
     san = _parts(model, examples).san
-    drawn = [tuple(path) for path in paths]
+    drawn = [tuple(checks.listed("each of paths", path)) for path in checks.listed("paths", paths)]
     length = _common_length(drawn, *sizes(san))
     hits = tokens = 0
     with _evaluating(model):
@@ -332,12 +335,25 @@ def _parts(model: Any, examples: Any) -> Any:
         raise ValueError(
             f"examples have no real token: examples.real is all False, {checks.describe(examples.real)}"
         )
+    _check_labels(model, examples)
     return model
+
+
+def _check_labels(model: Any, examples: Any) -> None:
+    """Require labels that the network can give: another one would count as wrong, or as right by chance."""
+    weight = next(model.parameters())
+    classes = model.read(weight.new_zeros(1, model.san.dim)).shape[-1]
+    low, high = (int(v) for v in torch.aminmax(examples.labels[examples.real]))
+    if low < 0 or high >= classes:
+        raise ValueError(
+            f"examples.labels must be from 0 to {classes - 1}, the network's classes, "
+            f"but on real tokens they are from {low} to {high}"
+        )
 
 
 def _chunks(model: Any, examples: Any, chunk: int | None) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Inputs, labels and ``real`` of some sets at a time, without the columns where all are padded."""
-    san = _parts(model, examples).san
+    san = model.san
     weight = next(model.parameters())
     n = examples.real.shape[-1]
     size = max(1, CHUNK_NUMBERS // (n * san.dim * (san.depth + 1))) if chunk is None else chunk

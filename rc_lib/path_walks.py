@@ -56,7 +56,7 @@ def draw(depth: int, heads: int, length: int, paths: int, seed: int = 0, repeat:
         TypeError: a number that is not whole.
     """
     L, H = checks.positive_int("depth", depth, minimum=0), checks.positive_int("heads", heads)
-    key = [checks.positive_int(n, v, minimum=0) for n, v in {"seed": seed, "repeat": repeat}.items()]
+    key = [checks.seed(seed), checks.positive_int("repeat", repeat, minimum=0)]
     if checks.positive_int("length", length, minimum=0) > L:
         raise ValueError(f"length must be at most depth={L}, but is {length}")
     rng = np.random.default_rng([*key, length])
@@ -100,6 +100,7 @@ class Walk:
     Raises:
         ValueError: the network has MLPs, no skips or another pattern than softmax, or (frozen) its forward
             pass overflowed.
+        TypeError: ``frozen`` or ``share`` is no boolean.
     """
 
     def __init__(
@@ -111,8 +112,8 @@ class Walk:
         share: bool = True,
     ):
         sizes(san)
-        self.san, self.share, self.frozen = san, share, None
-        if frozen:
+        self.san, self.share, self.frozen = san, checks.boolean("share", share), None
+        if checks.boolean("frozen", frozen):
             self.frozen = freeze(san, X, key_padding_mask=padding)
             self.steps = _frozen_steps(self.frozen)
         else:

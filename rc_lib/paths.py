@@ -40,9 +40,10 @@ def count_by_length(depth: int, heads: int, skip: bool) -> list[int]:
 
     Raises:
         ValueError: ``depth`` is negative or ``heads`` below 1.
-        TypeError: ``depth`` or ``heads`` is no whole number.
+        TypeError: ``depth`` or ``heads`` is no whole number, or ``skip`` no boolean.
     """
     L, H = _sizes(depth, heads)
+    checks.boolean("skip", skip)
     return [math.comb(L, k) * H**k if skip or k == L else 0 for k in range(L + 1)]
 
 
@@ -59,10 +60,10 @@ def count_paths(depth: int, heads: int, skip: bool) -> int:
 
     Raises:
         ValueError: ``depth`` is negative or ``heads`` below 1.
-        TypeError: ``depth`` or ``heads`` is no whole number.
+        TypeError: ``depth`` or ``heads`` is no whole number, or ``skip`` no boolean.
     """
     L, H = _sizes(depth, heads)
-    return (H + 1 if skip else H) ** L
+    return (H + 1 if checks.boolean("skip", skip) else H) ** L
 
 
 def length_distribution(depth: int, heads: int) -> Float[Tensor, " lengths"]:
@@ -99,11 +100,11 @@ def all_paths(depth: int, heads: int, skip: bool, length: int | None = None) -> 
         An iterator of tuples ``(h_1, ..., h_L)``, first layer first: ``H^L`` of them, or ``(H + 1)^L``.
 
     Raises:
-        ValueError: a size out of range, ``skip`` neither true nor false, or a ``length`` above ``depth``.
-        TypeError: a size is no whole number.
+        ValueError: a size out of range, or a ``length`` above ``depth``.
+        TypeError: a size is no whole number, or ``skip`` no boolean.
     """
     L, H = _sizes(depth, heads)
-    checks.one_of("skip", skip, (True, False))
+    checks.boolean("skip", skip)
     if length is None:
         return product(range(0 if skip else 1, H + 1), repeat=L)
     if checks.positive_int("length", length, minimum=0) > L:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from rc_lib import checks
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.lines import Line2D
@@ -152,6 +154,7 @@ def residual_axes(
 
     if depth is not None and depth < 1:
         raise ValueError(f"depth={depth}: expected at least one layer")
+    checks.boolean("log", log)
     ax = plt.subplots()[1] if ax is None else ax
     ax.set(xlabel=xlabel, ylabel=f"{ylabel} ({'log' if log else 'linear'} scale)")
     ax.set_yscale("log" if log else "linear")

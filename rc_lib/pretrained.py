@@ -65,12 +65,12 @@ def load(
         The Hugging Face model, without a head for encoders, with its language-model head for decoders.
 
     Raises:
-        TypeError: ``name`` is no string.
-        ValueError: an empty name, or a family that is not supported.
+        TypeError: ``name`` is no string, ``trained`` no boolean, or ``seed`` no whole number.
+        ValueError: an empty name, a negative seed, or a family that is not supported.
         ModelUnavailable: trained weights are asked for that are not on this machine, and no network is there.
         corpus.MissingPackage: the package with the weights is not installed.
     """
-    _check_load(name, seed, dtype, device)
+    _check_load(name, trained, seed, dtype, device)
     key = models.published_name(name)
     if name in models.PACKAGED and trained:
         model = models.packaged(name)
@@ -84,7 +84,7 @@ def load(
     return model.to(device=device, dtype=dtype).eval()
 
 
-def _check_load(name: Any, seed: Any, dtype: torch.dtype, device: Any) -> None:
+def _check_load(name: Any, trained: Any, seed: Any, dtype: torch.dtype, device: Any) -> None:
     if not isinstance(name, str):
         raise TypeError(f"name must be a string, but is {checks.describe(name)}")
     if not name:
@@ -92,7 +92,8 @@ def _check_load(name: Any, seed: Any, dtype: torch.dtype, device: Any) -> None:
             f"name must be one of {', '.join(NAMES)}, a name on the hub or a folder, but is empty"
         )
     checks.one_of("dtype", dtype, checks.FLOATS)
-    checks.positive_int("seed", seed, minimum=0)
+    checks.boolean("trained", trained)
+    checks.seed(seed)
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, TypeError) as error:

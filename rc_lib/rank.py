@@ -190,7 +190,7 @@ def rank_one_distance(X: Float[Tensor, "*batch n d"], relative: bool = False) ->
     checks.matrix("X", X)
     Y, exponent = unit_scale(X)
     s = _svdvals(Y)
-    if relative:
+    if checks.boolean("relative", relative):
         size = torch.linalg.vector_norm(s, dim=-1)
         return _tail(s) / torch.where(size > 0, size, 1)
     return fits("rank_one_distance(X)", unscale(_tail(s), exponent[..., 0, 0]))

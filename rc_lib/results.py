@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rc_lib import __version__, data
+from rc_lib import __version__, checks, data
 
 FORMAT = 1
 _RECORD = "record.json"
@@ -237,6 +237,7 @@ def read(path: str | Path, *, arrays: bool = True) -> Result:
         UnknownResultError: no such file.
         CorruptResultError: the file is damaged, holds pickled objects, or is no result.
     """
+    checks.boolean("arrays", arrays)
     path = Path(path)
     if not path.is_file():
         raise UnknownResultError(f"{path}: no such file")
@@ -323,5 +324,6 @@ def _no_single(name: str, wanted: dict[str, Any], found: list[Result], stored: l
     if len(set(told)) < len(told):
         told = [json.dumps(each.settings, sort_keys=True) for each in found or stored]
     listed = "; ".join(told)
-    count = f"{len(found)} stored results fit, add settings" if found else "no stored result fits"
+    several = f"{len(found)} stored results fit, add settings (in a terminal --scale or --seeds)"
+    count = several if found else "no stored result fits"
     return f"{asked}: {count}; there is {listed}"

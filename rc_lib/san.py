@@ -67,7 +67,8 @@ class Layer(nn.Module):
         super().__init__()
         dim, dtype = attention.W_Q.shape[1], attention.W_Q.dtype
         self.attention, self.mlp = attention, mlp
-        self.skip, self.mlp_skip, self.norm = skip, mlp_skip, norm
+        self.skip, self.mlp_skip = checks.boolean("skip", skip), checks.boolean("mlp_skip", mlp_skip)
+        self.norm = norm
         self.norm1 = LayerNorm(dim, eps, dtype) if norm != "none" else None
         self.norm2 = LayerNorm(dim, eps, dtype) if norm != "none" and mlp is not None else None
         self.dropout = nn.Dropout(dropout)
@@ -130,7 +131,7 @@ class SAN(nn.Module):
         skip: Add each layer's input to its attention.
         mlp: Apply a row-wise MLP after each attention.
         norm: ``"none"``, ``"pre"`` or ``"post"``.
-        seed: An integer.
+        seed: 0 or more.
         dtype: A floating-point type.
         value_dim: ``d_v``; by default ``head_dim``.
         bias: Whether attention and MLP have trainable biases; otherwise these are buffers of zeros.
@@ -179,21 +180,21 @@ class SAN(nn.Module):
         depth = checks.positive_int("depth", depth, minimum=0)
         self.norm = checks.one_of("norm", norm, NORMS)
         self.heads, self.dim, *_ = sizes(heads, dim, head_dim, value_dim, None)
-        self.skip = _switch("skip", skip)
-        self.mlp_skip = self.skip if mlp_skip is None else _switch("mlp_skip", mlp_skip)
+        self.skip, mlp = checks.boolean("skip", skip), checks.boolean("mlp", mlp)
+        self.mlp_skip = skip if mlp_skip is None else checks.boolean("mlp_skip", mlp_skip)
         scale("eps", eps)
         generators = _generators(seed)
-        common = {"bias": _switch("bias", bias), "gain": gain, "bias_std": bias_std, "dtype": dtype}
+        common = {"bias": checks.boolean("bias", bias), "gain": gain, "bias_std": bias_std, "dtype": dtype}
         layers = []
         for l in range(depth):
             own = {"value_dim": value_dim, "dropout": dropout, "pattern": pattern(l) if pattern else None}
             attention = MultiHeadAttention(heads, dim, head_dim, seed=generators[0], **own, **common)
-            net = MLP(dim, mlp_dim, activation, seed=generators[1], **common) if _switch("mlp", mlp) else None
+            net = MLP(dim, mlp_dim, activation, seed=generators[1], **common) if mlp else None
             layers.append(
                 Layer(attention, net, skip, self.mlp_skip, norm, eps, probability("dropout", dropout))
             )
         self.layers = nn.ModuleList(layers)
-        self.final_norm = LayerNorm(dim, eps, dtype) if _switch("final_norm", final_norm) else None
+        self.final_norm = LayerNorm(dim, eps, dtype) if checks.boolean("final_norm", final_norm) else None
 
     @property
     def depth(self) -> int:
@@ -286,15 +287,4 @@ class SAN(nn.Module):
 
 def _generators(seed: int) -> tuple[torch.Generator, torch.Generator]:
     """One stream for the attention weights and one for the MLPs', so that neither moves the other."""
-    if isinstance(seed, bool) or not isinstance(seed, int):
-        raise TypeError(f"seed must be an integer, but is {checks.describe(seed)}")
-    if not -(2**62) < seed < 2**62:
-        raise ValueError(f"seed must be between -2**62 and 2**62, but is {seed}")
-    return torch.Generator().manual_seed(seed), generator(seed, "san.mlp")
-
-
-def _switch(name: str, value: bool) -> bool:
-    """Require a boolean: a string or a number here is a mistake, and would count as true."""
-    if not isinstance(value, bool):
-        raise TypeError(f"{name} must be True or False, but is {checks.describe(value)}")
-    return value
+    return torch.Generator().manual_seed(checks.seed(seed)), generator(seed, "san.mlp")

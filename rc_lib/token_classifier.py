@@ -39,7 +39,7 @@ class TokenClassifier(nn.Module):
             treats its tokens alike.
         affine: Whether the SAN's LayerNorms keep a trainable gain and shift; otherwise these are set to
             1 and 0 and frozen, in the SAN given.
-        seed: An integer.
+        seed: 0 or more.
         init_std: Standard deviation of the initial embedding of symbols and positions.
 
     Raises:
@@ -64,8 +64,7 @@ class TokenClassifier(nn.Module):
             raise TypeError(f"san must be a SAN, but is {checks.describe(san)}")
         if (symbols is None) == (features is None):
             raise ValueError(f"give symbols or features, one of them, not symbols={symbols}, {features=}")
-        if not isinstance(affine, bool):
-            raise TypeError(f"affine must be True or False, but is {checks.describe(affine)}")
+        checks.boolean("affine", affine)
         self.classes = checks.positive_int("classes", classes)
         self.symbols = None if symbols is None else checks.positive_int("symbols", symbols)
         self.features = None if features is None else checks.positive_int("features", features)
@@ -201,7 +200,7 @@ def for_task(
         depth: Layers ``L``.
         heads: Heads ``H``.
         dim: Features per token ``d``; ``H`` must divide it.
-        seed: An integer; all weights depend on it alone.
+        seed: 0 or more; all weights depend on it alone.
         dtype: A floating-point type.
         norm: ``"post"`` as in the paper, ``"pre"`` (with a last norm before the read-out) or ``"none"``.
         dropout: Probability of dropping, in ``train()`` mode only; see ``SAN``.

@@ -210,10 +210,21 @@ def _scalar(value: Any) -> Tensor:
     return value
 
 
+def _numbers(answer: Any) -> dict[str, float]:
+    """Return what ``metrics`` answered as plain numbers by name, or refuse it."""
+    try:
+        if any(isinstance(text, str) for text in answer.values()):
+            raise TypeError("float would read a text")
+        return {name: float(value) for name, value in answer.items()}
+    except (AttributeError, TypeError, ValueError, RuntimeError) as error:
+        told = checks.describe(answer)
+        raise TypeError(f"metrics must return a dict of numbers, but returned {told}") from error
+
+
 def _evaluated(model: nn.Module, metrics: Metrics, device: torch.device) -> dict[str, float]:
     model.eval()
     with torch.no_grad(), generators.lent(device):
-        found = {name: float(value) for name, value in metrics(model).items()}
+        found = _numbers(metrics(model))
     if {"epoch", "loss"} & found.keys():
         raise ValueError("metrics must not be called 'epoch' or 'loss': these are the loop's own")
     return found
@@ -270,7 +281,7 @@ def fit(
         The losses and metrics.
 
     Raises:
-        TypeError: an argument is of the wrong kind; the message names it.
+        TypeError: an argument, or what ``metrics`` returns, is of the wrong kind; the message names it.
         ValueError: an argument's value is out of range, data holds NaN or infinity, nothing can be trained,
             ``loss`` returns no scalar, or the names of the metrics change.
         DivergedError: the loss or a weight became NaN or infinite; the last checkpoint is kept.
@@ -281,6 +292,9 @@ def fit(
     rows = training_plan.rows(data)
     plan = Plan(epochs, batch_size, lr, weight_decay, schedule, warmup, clip, seed, every, rows)
     save_seconds = training_plan.number("save_seconds", save_seconds)
+    checks.boolean("progress", progress)
+    if not (checkpoint is None or isinstance(checkpoint, str | Path)) or checkpoint == "":
+        raise TypeError(f"checkpoint must be a file's path, but is {checks.describe(checkpoint)}")
     for name, value in {"loss": loss, "metrics": metrics, "stop": stop}.items():
         if not callable(value) and (value is not None or name == "loss"):
             raise TypeError(f"{name} must be a function, but is {checks.describe(value)}")

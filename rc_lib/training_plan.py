@@ -53,6 +53,7 @@ def number(name: str, value: Any, above: bool = False) -> float:
         TypeError: it is no number.
         ValueError: it is negative, infinite or NaN, or 0 where that is refused.
     """
+    checks.boolean("above", above)
     if not isinstance(value, int | float) or isinstance(value, bool):
         raise TypeError(f"{name} must be a number, but is {checks.describe(value)}")
     if not math.isfinite(value) or value < 0 or (above and value == 0):
@@ -93,14 +94,12 @@ class Plan:
         """Check every number, and make them plain ones: a checkpoint holds no NumPy scalars."""
         for name in ("epochs", "batch_size", "every"):
             setattr(self, name, checks.positive_int(name, getattr(self, name)))
-        for name in ("warmup", "seed"):
-            setattr(self, name, checks.positive_int(name, getattr(self, name), minimum=0))
+        self.warmup = checks.positive_int("warmup", self.warmup, minimum=0)
+        self.seed = checks.seed(self.seed)
         self.lr = number("lr", self.lr, above=True)
         self.weight_decay = number("weight_decay", self.weight_decay)
         self.clip = None if self.clip is None else number("clip", self.clip, above=True)
         checks.one_of("schedule", self.schedule, SCHEDULES)
-        if self.seed >= 2**62:
-            raise ValueError(f"seed must be below 2**62, but is {self.seed}")
         if self.warmup >= self.total:
             raise ValueError(f"warmup must be below the run's {self.total} steps, but is {self.warmup}")
 

@@ -81,18 +81,17 @@ def generator(seed: int, purpose: str) -> torch.Generator:
     PyTorch's CPU generator reads only the last 32 bits of a seed, so seed and purpose are hashed to these.
 
     Args:
-        seed: An integer.
+        seed: 0 or more; see ``checks.seed``.
         purpose: What the numbers are for, e.g. ``"sorting.train"``.
 
     Returns:
         A CPU generator.
 
     Raises:
-        TypeError: ``seed`` is no integer.
+        TypeError: ``seed`` is no whole number.
+        ValueError: ``seed`` is negative or too large.
     """
-    if isinstance(seed, bool) or not isinstance(seed, int):
-        raise TypeError(f"seed must be an integer, but is {checks.describe(seed)}")
-    digest = hashlib.blake2b(f"{purpose} {seed}".encode(), digest_size=4).digest()
+    digest = hashlib.blake2b(f"{purpose} {checks.seed(seed)}".encode(), digest_size=4).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest, "big"))
 
 
@@ -103,18 +102,19 @@ class Gaussian:
     dtype and on every device.
 
     Args:
-        seed: An integer, or a CPU generator to go on drawing from.
+        seed: 0 or more, or a CPU generator to go on drawing from.
         dtype: The floating-point type of the tensors.
 
     Raises:
-        TypeError: ``dtype`` is no floating-point type.
+        TypeError: ``dtype`` is no floating-point type, or ``seed`` no whole number.
+        ValueError: ``seed`` is negative or too large.
     """
 
     def __init__(self, seed: int | torch.Generator, dtype: torch.dtype = torch.float64):
         if dtype not in checks.FLOATS:
             raise TypeError(f"dtype must be a floating-point type, but is {dtype}")
         own = isinstance(seed, torch.Generator)
-        self.generator = seed if own else torch.Generator().manual_seed(int(seed))
+        self.generator = seed if own else torch.Generator().manual_seed(checks.seed(seed))
         self.dtype = dtype
 
     def __call__(self, shape: tuple[int, ...], std: float) -> Tensor:

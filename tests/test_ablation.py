@@ -413,9 +413,12 @@ def test_unsupported_models_are_refused_with_the_list(plain_types):
 
 def test_bad_switches_are_refused(plain_types):
     model = small("bert")
-    with pytest.raises(TypeError, match=r"skip must be True or False, but is 0"), ablate(model, skip=0):
+    with pytest.raises(TypeError, match=r"skip must be True or False, but is int 0"), ablate(model, skip=0):
         pass
-    with pytest.raises(TypeError, match=r"mlp must be True or False, but is None"), ablate(model, mlp=None):
+    with (
+        pytest.raises(TypeError, match="mlp must be True or False, but is NoneType"),
+        ablate(model, mlp=None),
+    ):
         pass
 
 

@@ -196,11 +196,37 @@ def test_processes_can_import_every_experiment(name):
     workers._check_importable(parts.job(parts.units[0], "cpu", False))
 
 
-def test_places_that_exclude_each_other_are_refused(tmp_path):
+@pytest.mark.parametrize("count", [0, 2])
+def test_begin_is_told_once_before_the_first_unit(tmp_path, count):
+    told, hear = [], {"progress": lambda unit, seconds: told.append(unit["seed"])}
+    hear["begin"] = lambda: told.append("begin")
+    experiments.run(EXPERIMENT, "quick", range(3), tmp_path, workers=count, **hear)
+    assert told[0] == "begin"
+    assert sorted(told[1:]) == [0, 1, 2]
+
+
+def test_begin_is_not_told_when_nobody_computes(tmp_path):
+    pytest.importorskip("distributed")
+    told = []
+    with pytest.raises(experiments.SweepError, match=r"tcp://127\.0\.0\.1:9"):
+        experiments.run(
+            EXPERIMENT,
+            "quick",
+            [0],
+            tmp_path,
+            scheduler="tcp://127.0.0.1:9",
+            begin=lambda: told.append("begin"),
+        )
+    assert told == []
+
+
+def test_places_that_exclude_each_other_are_refused(tmp_path, plain_types):
     with pytest.raises(ValueError, match="expected one of the two"):
         experiments.run(EXPERIMENT, "quick", [0], tmp_path, workers=1, scheduler="tcp://127.0.0.1:1")
-    with pytest.raises(ValueError, match=r"workers=-1: expected 0"):
+    with pytest.raises(ValueError, match="workers must be at least 0, but is -1"):
         experiments.run(EXPERIMENT, "quick", [0], tmp_path, workers=-1)
+    with pytest.raises(TypeError, match="workers must be a whole number, but is str 'two'"):
+        experiments.run(EXPERIMENT, "quick", [0], tmp_path, workers="two")
     with pytest.raises(ValueError, match=r"device='tpu': expected cpu, cuda, cuda:N or mps"):
         experiments.run(EXPERIMENT, "quick", [0], tmp_path, device="tpu")
 
@@ -438,7 +464,9 @@ def test_ctrl_c_stops_the_processes_and_keeps_what_is_stored(tmp_path, log, term
     assert int(terminal.stdout.readline()) == 130
     assert time.monotonic() - began < 10  # well below what the machine's load can add
     err = terminal.errors.read_text()
-    assert err.splitlines()[-1].startswith("interrupted; the same command goes on")
+    assert err.splitlines()[-1].startswith(
+        "interrupted; finished units and trainings' last checkpoints are kept"
+    )
     assert "Traceback" not in err
     assert not computing_processes(log)
     seen = []

@@ -1,3 +1,4 @@
+import dataclasses
 import itertools
 
 import numpy as np
@@ -198,6 +199,20 @@ def test_position_only_matches_a_count_and_tells_repeats_from_none():
     # 8 symbols of 10: with repeats the position says about a third, without more than half.
     assert 0.28 < sorting.position_only(task) < 0.4
     assert sorting.position_only(sorting_task.make(seed=2, train=500, test=500, repeats=False)) > 0.5
+
+
+def test_position_only_needs_positions(plain_types):
+    points = hull_task.make(train=3, test=2, points=4)
+    with pytest.raises(ValueError, match=r"task must have a token at each of its positions, .*'convex_hull'"):
+        sorting.position_only(points)
+    task = sorting_task.make(train=3, test=2)
+    real = task.train.real.clone()
+    real[0, 7] = False
+    padded = Examples(task.train.inputs, task.train.labels, real)
+    with pytest.raises(ValueError, match="task must have a token at each"):
+        sorting.position_only(dataclasses.replace(task, train=padded))
+    with pytest.raises(TypeError, match="task must be a Task, but is NoneType"):
+        sorting.position_only(None)
 
 
 # ------------------------------------------------------------------------------------------------- a unit

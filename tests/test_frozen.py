@@ -108,3 +108,10 @@ def test_layers_that_do_not_fit_the_trace(plain_types):
     san, X = SAN(2, 3, 6), tokens(5, 6)
     with pytest.raises(ValueError, match="layers has 1 entries; expected 2"):
         paths.freeze_trace(san.trace(X), list(san.layers)[:1])
+
+
+def test_views_take_true_or_false(plain_types):
+    spectrum = paths.sum_by_length(SAN(2, 1, 3), tokens(5, 3))
+    for view in (spectrum.alone, spectrum.cumulative):
+        with pytest.raises(TypeError, match="bias must be True or False, but is str 'no'"):
+            view(bias="no")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from rc_lib import __main__ as cli
-from rc_lib import experiments, results
+from rc_lib import checkpoints, experiments, results
 from rc_lib.experiments import runner
 
 CALLS = []
@@ -157,7 +157,7 @@ def test_list_and_show(tmp_path, capsys):
     assert "y: float64 [2, 1]" in out
     assert "sum 60" in out
     assert cli.main(["show", "toy", "--out", str(tmp_path)]) == 1
-    assert "2 stored results fit" in capsys.readouterr().err
+    assert "2 stored results fit, add settings (in a terminal --scale or --seeds)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_list_and_show(tmp_path, capsys):
         (["run", "toy", "--seeds", "4-0"], "names no seed"),
         (["run", "toy", "--seeds", "1,1"], "twice"),
         (["run", "toy", "--seeds", "-1"], "seeds"),
-        (["run", "toy", "--seeds", "99999999999999999999"], "expected numbers below 2**62"),
+        (["run", "toy", "--seeds", "99999999999999999999"], "each of seeds must be below 2**62"),
         (["run", "toy", "--seeds", "²"], "no list of seeds"),
         (["run", "toy", "--scale", "huge"], "toy knows broken, quick, slow"),
         (["run", "nothing"], "unknown experiment 'nothing'; there is convex-hull, figure2"),
@@ -177,6 +177,8 @@ def test_list_and_show(tmp_path, capsys):
         (["run", "toy", "--workers", "2", "--scheduler", "tcp://x:1"], "not allowed with argument --workers"),
         (["run", "toy", "--device", "gpu"], "device='gpu': expected cpu, cuda, cuda:N or mps"),
         (["run", "toy", "--device", "cuda:7777"], "device='cuda:7777'"),
+        (["run", "toy", "--out", ""], "argument --out: '' is no folder"),
+        (["list", "--out", ""], "argument --out: '' is no folder"),
         (["walk"], "invalid choice: 'walk'"),
         ([], "required"),
     ],
@@ -196,7 +198,7 @@ def test_a_wrong_command_gets_one_sentence_and_code_2(words, message, capsys):
     [
         (["show", "nothing"], "no result of this name"),
         (["show", "missing-file.npz"], "no such file"),
-        (["run", "toy", "--out", "{file}/x"], "cannot write"),
+        (["run", "toy", "--out", "{file}/x"], "cannot write {file}/x: Not a directory"),
         (["run", "toy", "--out", "{file}-", "--scheduler", "tcp://127.0.0.1:9"], "tcp://127.0.0.1:9"),
     ],
 )
@@ -204,8 +206,9 @@ def test_what_fails_gets_one_sentence_and_code_1(words, message, capsys, tmp_pat
     (tmp_path / "file").write_text("in the way")
     assert cli.main([word.format(file=tmp_path / "file") for word in words]) == 1
     err = capsys.readouterr().err
-    assert message in err.splitlines()[-1]
-    assert "Traceback" not in err
+    assert message.format(file=tmp_path / "file") in err
+    assert err.startswith("python -m rc_lib: ")  # and no bar above it
+    assert err.count("\n") == 1
 
 
 def test_a_folder_that_cannot_be_written_is_told_before_the_first_unit(tmp_path, monkeypatch):
@@ -225,10 +228,67 @@ def test_seeds():
         cli.parse_seeds("")
 
 
-def test_settings_refuse_bad_seeds():
-    for seeds in ([], [-1], [1, 1]):
-        with pytest.raises(ValueError, match="seeds="):
+def test_settings_refuse_bad_seeds(plain_types):
+    for seeds, error, message in (
+        ([], ValueError, r"seeds=\[\]: expected one or more, each once"),
+        ([1, 1], ValueError, r"seeds=\[1, 1\]: expected one or more, each once"),
+        ([0, -1], ValueError, "each of seeds must be at least 0, but is -1"),
+        ([0.5], TypeError, "each of seeds must be a whole number, but is float"),
+        (3, TypeError, "seeds must be a sequence, but is int 3"),
+    ):
+        with pytest.raises(error, match=message):
             EXPERIMENT.settings("quick", seeds)
+
+
+def test_an_experiment_has_a_name_that_is_known(plain_types):
+    with pytest.raises(TypeError, match="name must be a string, but is NoneType"):
+        experiments.get(None)
+
+
+def interrupt(*words, **options):
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["run", "toy"],
+            "finished units and trainings' last checkpoints are kept: the same command goes on from there",
+        ),
+        (
+            ["run", "toy", "--scheduler", "tcp://x:1"],
+            "finished units are kept: the same command goes on from there",
+        ),
+        (
+            ["run", "toy", "--no-resume"],
+            "finished units and trainings' last checkpoints are kept: "
+            "the same command without --no-resume goes on from there",
+        ),
+        (["list"], ""),
+    ],
+)
+def test_an_interrupted_command_says_what_is_kept(words, message, capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(experiments, "run", interrupt)
+    monkeypatch.setattr(results, "files", interrupt)
+    assert cli.main([*words, "--out", str(tmp_path)]) == 130
+    assert capsys.readouterr().err == "interrupted" + (f"; {message}" if message else "") + "\n"
+
+
+def test_a_damaged_checkpoint_names_the_way_out(capsys, tmp_path, monkeypatch):
+    def resume(settings, unit, context):
+        return checkpoints.load(context.checkpoint, {}) or {"y": np.ones(1)}
+
+    broken = dataclasses.replace(EXPERIMENT, run_unit=resume)
+    monkeypatch.setattr(experiments, "get", lambda name: broken)
+    parts = runner.Parts(broken, broken.settings("quick", [0]), tmp_path)
+    parts.make()
+    parts.job(parts.units[0], "cpu", False).context.checkpoint.write_bytes(b"half a")
+    words = ["run", "toy", "--seed", "0", "--out", str(tmp_path)]
+    assert cli.main(words) == 1
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.endswith("delete it to start anew (--no-resume drops it)")
+    assert cli.main([*words, "--no-resume"]) == 0
 
 
 def test_help_is_fast_and_names_the_commands():
@@ -279,6 +339,7 @@ def test_the_terminal_hands_its_options_on(tmp_path, monkeypatch):
         (["--scheduler", "tcp://h:1", "--device", "cuda:7"], {"scheduler": "tcp://h:1", "device": "cuda:7"}),
     ):
         assert cli.main([*words, *extra]) == 0
+        assert callable(handed.pop("begin"))
         assert handed == {**plain, **changed}
 
 
@@ -287,6 +348,7 @@ def test_the_terminal_hands_its_options_on(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("lanes", "expected"), [(1, "00:16"), (2, "00:08"), (None, "00:06")])
 def test_the_time_left_is_that_of_the_weight_left(lanes, expected):
     bar = cli._Progress(EXPERIMENT, EXPERIMENT.settings("quick", [0, 1, 2]), lanes)
+    bar.begin()
     bar.bar.start_t -= 16.0
     bar({"model": "a", "seed": 0}, 0.0)  # stored: says nothing about the speed
     assert bar.left() == "?"
@@ -295,7 +357,7 @@ def test_the_time_left_is_that_of_the_weight_left(lanes, expected):
     bar({"model": "b", "seed": 0}, 18.0 - 0.5)
     bar({"model": "b", "seed": 1}, 18.0 + 0.5)
     assert bar.left() == expected
-    bar.bar.close()
+    bar.close()
 
 
 def test_help_says_what_is_the_default(capsys):

@@ -3,6 +3,7 @@
 import copy
 import math
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -180,7 +181,7 @@ def test_a_set_without_real_tokens_counts_for_nothing():
     model, examples = network(), data()
     real = examples.real.clone()
     real[3] = False
-    holed = Examples(examples.inputs, examples.labels, real)
+    holed = SimpleNamespace(inputs=examples.inputs, labels=examples.labels, real=real)
     without = examples.take([i for i in range(13) if i != 3])
     for chunk in (4, 13):
         a, b = pe.exact(model, holed, chunk), pe.exact(model, without, chunk)
@@ -392,6 +393,7 @@ BAD = [
     ({"seed": -1}, ValueError, "seed must be at least 0"),
     ({"lengths": [4]}, ValueError, "length must be at most depth=3, but is 4"),
     ({"lengths": []}, ValueError, "lengths must not be empty"),
+    ({"lengths": 1}, TypeError, "lengths must be a sequence, but is int 1"),
     ({"chunk": 0}, ValueError, "chunk must be at least 1"),
 ]
 
@@ -424,7 +426,27 @@ def test_networks_the_protocol_does_not_fit():
 def test_examples_without_a_real_token(measure):
     full = data()
     with pytest.raises(ValueError, match="no real token"):
-        measure(network(), Examples(full.inputs, full.labels, torch.zeros_like(full.real)))
+        measure(network(), full.take([]))
+    with pytest.raises(TypeError, match="model must have san, embed, read, but is NoneType"):
+        measure(None, full)
+    with pytest.raises(TypeError, match="examples must have inputs, labels, real, but is NoneType"):
+        measure(network(), None)
+
+
+@pytest.mark.usefixtures("plain_types")
+@pytest.mark.parametrize("measure", [pe.accuracy, pe.exact, pe.sampled])
+def test_labels_that_the_network_does_not_know(measure):
+    full = data()
+    assert full.labels[full.real].max() == 4
+    with pytest.raises(ValueError, match=r"examples.labels must be from 0 to 3, .* they are from 0 to 4"):
+        measure(network(classes=4), full)
+    negative = SimpleNamespace(inputs=full.inputs, labels=full.labels - 1, real=full.real)
+    with pytest.raises(ValueError, match=r"examples.labels must be from 0 to 4, .* they are from -1 to 3"):
+        measure(network(), negative)
+    padding = torch.where(full.real, full.labels, -7)
+    assert str(
+        measure(network(), SimpleNamespace(inputs=full.inputs, labels=padding, real=full.real))
+    ) == str(measure(network(), full))
 
 
 @pytest.mark.usefixtures("plain_types")
@@ -439,6 +461,10 @@ def test_paths_that_are_none():
     ):
         with pytest.raises(ValueError, match=message):
             pe.along(model, examples, paths)
+    with pytest.raises(TypeError, match="paths must be a sequence, but is NoneType"):
+        pe.along(model, examples, None)
+    with pytest.raises(TypeError, match="each of paths must be a sequence, but is int 1"):
+        pe.along(model, examples, (1, 0, 2))
     with pytest.raises(ValueError, match="length must be at most depth=2"):
         pe.draw(2, 2, 3, 1)
 

@@ -338,7 +338,7 @@ def test_bad_sizes(plain_types, f):
 
 
 def test_bad_length(plain_types):
-    with pytest.raises(ValueError, match="skip must be one of True, False, but is NoneType"):
+    with pytest.raises(TypeError, match="skip must be True or False, but is NoneType"):
         paths.all_paths(2, 2, None)
     with pytest.raises(ValueError, match="length must be at most depth=2, but is 3"):
         paths.all_paths(2, 2, True, length=3)

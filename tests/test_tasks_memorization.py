@@ -41,10 +41,13 @@ def test_ceiling_pools_sets_that_hold_the_same_tokens_equally_often():
 
 def test_ceiling_leaves_padding_out():
     assert ceiling(examples([[3, 3], [3]], [[0, 0], [1]], padding=3)) == 1.0
-    nothing = examples([[1, 2]], [[0, 0]])
-    nothing = Examples(nothing.inputs, nothing.labels, torch.zeros_like(nothing.real))
+
+
+def test_ceiling_names_what_it_cannot_count(plain_types):
     with pytest.raises(ValueError, match="examples has no real token"):
-        ceiling(nothing)
+        ceiling(examples([[1, 2]], [[0, 0]]).take([]))
+    with pytest.raises(TypeError, match="examples must be Examples, but is NoneType"):
+        ceiling(None)
 
 
 def test_ceiling_reads_coordinates_too():

@@ -1,4 +1,5 @@
 import itertools
+import math
 import re
 
 import pytest
@@ -116,8 +117,7 @@ def test_trim_drops_what_is_padding_everywhere():
     examples = three_sets()
     assert examples.trim().inputs.shape == (3, 2)
     assert examples.take([1, 2]).trim().inputs.tolist() == [[3], [5]]
-    nothing = Examples(examples.inputs, examples.labels, torch.zeros(3, 2, dtype=torch.bool))
-    assert nothing.trim().inputs.shape == (3, 1)
+    assert examples.take([]).trim().inputs.shape == (0, 1)
 
 
 def test_to_converts_coordinates_and_leaves_symbols():
@@ -151,11 +151,44 @@ def test_majority_is_chosen_on_train_and_judged_on_test_without_padding():
     assert majority(examples, examples) == 0.5
     # the real labels of test alone: 2, of which class 1 is none
     assert majority(examples, examples.take(2)) == 0.0
-    nothing = Examples(examples.inputs, examples.labels, torch.zeros(3, 2, dtype=torch.bool))
+
+
+@pytest.mark.usefixtures("plain_types")
+def test_majority_names_what_it_cannot_count():
+    examples = three_sets()
+    nothing = examples.take([])
     with pytest.raises(ValueError, match="train has no real token"):
         majority(nothing, examples)
     with pytest.raises(ValueError, match="test has no real token"):
         majority(examples, nothing)
+    with pytest.raises(TypeError, match="test must be Examples, but is NoneType"):
+        majority(examples, None)
+
+
+@pytest.mark.usefixtures("plain_types")
+def test_what_is_real_has_a_class_and_finite_coordinates_in_every_set():
+    points, labels, real = torch.ones(3, 2, 5), three_sets().labels, three_sets().real
+    for bad in (math.nan, math.inf):
+        wrong = points.clone()
+        wrong[1, 0, 4] = bad
+        with pytest.raises(ValueError, match=rf"inputs must be finite .*inputs\[1, 0, 4\] is float {bad}"):
+            Examples(wrong, labels, real)
+    with pytest.raises(ValueError, match=r"labels must be 0 or more .*labels\[2, 0\] is int -2"):
+        Examples(points, labels - 2 * (labels == 2) * 2, real)
+    none = real.clone()
+    none[1] = False
+    with pytest.raises(
+        ValueError, match=r"real must mark .*every set, but real\[1\] is list \[False, False\]"
+    ):
+        Examples(points, labels, none)
+    with pytest.raises(ValueError, match="real must mark one token or more of every set"):
+        Examples(points[:, :0], labels[:, :0], real[:, :0])
+
+
+def test_padding_may_hold_anything():
+    points, labels, real = torch.ones(3, 2, 5), three_sets().labels.clone(), three_sets().real
+    points[1, 1], labels[1, 1] = math.nan, -1
+    assert len(Examples(points, labels, real).take([1])) == 1
 
 
 def test_a_task_moves_as_a_whole_and_keeps_test_the_same_as_train():

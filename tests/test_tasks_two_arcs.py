@@ -129,6 +129,45 @@ def test_a_switch_that_is_none_is_refused():
         NextPoint(6, init="xavier")
 
 
+J = torch.eye(2, dtype=torch.float64).expand(3, 2, 2)
+
+
+@pytest.mark.usefixtures("plain_types")
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (
+            lambda: two_arcs.distance(torch.ones(5, 3, 2)),
+            ValueError,
+            r"\(5, 3, 2\); expected \[\*batch, 2, 2\]",
+        ),
+        (
+            lambda: two_arcs.distance(torch.ones(5, 2, 3)),
+            ValueError,
+            r"\(5, 2, 3\); expected \[\*batch, 2, 2\]",
+        ),
+        (lambda: two_arcs.distance([[0.0, 1.0]]), TypeError, "X must be a torch tensor, but is list"),
+        (
+            lambda: module()(torch.ones(7, 3).double()),
+            ValueError,
+            r"X is .* \(7, 3\); expected \[\*batch, n, 2\]",
+        ),
+        (lambda: module()(torch.ones(0, 2).double()), ValueError, r"expected \[\*batch, n, 2\], not empty"),
+        (lambda: module()(torch.ones(2).double()), ValueError, r"X is .* \(2,\); expected \[\*batch, n, 2\]"),
+        (lambda: module()(torch.ones(7, 2)), TypeError, "X is a float32 .* but the weights are float64"),
+        (lambda: two_arcs.error_growth(J[:0]), ValueError, "J must not be empty"),
+        (lambda: two_arcs.error_growth(J[0]), ValueError, r"\(2, 2\); expected \[steps, k, k\]"),
+        (lambda: two_arcs.error_growth(J[..., :1]), ValueError, r"\(3, 2, 1\); expected \[steps, k, k\]"),
+        (lambda: two_arcs.error_growth(J * math.nan), ValueError, "J must be finite"),
+        (lambda: two_arcs.scale_growth(module(), step=0.0), ValueError, "step must be positive, but is 0"),
+        (lambda: two_arcs.jacobians(module(), points="5"), TypeError, "points must be a whole number"),
+    ],
+)
+def test_states_and_derivatives_of_another_shape(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
+
+
 def test_unrolling_is_repeated_application():
     run = two_arcs.unroll(scaling(0.5), steps=11)
     assert run.states.shape == (12, 2, 2)

@@ -666,12 +666,22 @@ def test_a_run_killed_while_it_writes_leaves_a_whole_checkpoint(tmp_path):
         ({"loss": lambda m, x, y: m(x)}, ValueError, r"loss must return .* of shape \(32, 3\)"),
         ({"loss": lambda m, x, y: x.sum()}, ValueError, "loss must return .* depends on the model"),
         ({"metrics": lambda m: {"loss": 1.0}}, ValueError, "must not be called 'epoch' or 'loss'"),
+        ({"metrics": lambda m: 0.5}, TypeError, "metrics must return a dict of numbers, but returned float"),
+        (
+            {"metrics": lambda m: {"a": None}},
+            TypeError,
+            r"metrics must return .* returned dict \{'a': None\}",
+        ),
+        ({"metrics": lambda m: {"a": "1"}}, TypeError, "metrics must return a dict of numbers"),
+        ({"metrics": lambda m: {"a": X}}, TypeError, "metrics must return a dict of numbers"),
+        ({"checkpoint": 3}, TypeError, "checkpoint must be a file's path, but is int 3"),
+        ({"checkpoint": ""}, TypeError, "checkpoint must be a file's path, but is str ''"),
     ],
     ids=lambda each: None if isinstance(each, str | type) else "-".join(each),
 )
 def test_bad_arguments_are_named(plain_types, tmp_path, options, error, named):
     with pytest.raises(error, match=named):
-        fit(**{"model": Small(), **options}, checkpoint=None)
+        fit(**{"model": Small(), "checkpoint": None, **options})
 
 
 def test_weights_that_begin_infinite_are_refused():
@@ -724,6 +734,12 @@ class FakeDevice:
 
 def _at(device):
     return device if isinstance(device, int) else device.index
+
+
+def test_generators_take_no_seed_that_they_do_not_hold():
+    for bad in (-1, 2**62):
+        with pytest.raises(ValueError, match="value must be"):
+            generators.seed(torch.device("cpu"), bad)
 
 
 def test_an_accelerator_s_generators_are_lent_too(monkeypatch):

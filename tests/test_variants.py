@@ -295,6 +295,36 @@ def test_theory_about_the_softmax_refuses_other_patterns(plain_types):
         certificate(net, X)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        (
+            {"options": {"widht": 5}},
+            TypeError,
+            "options of 'window' must be among width, but there is 'widht'",
+        ),
+        ({"options": {"seed": 5}}, TypeError, "options of 'window' must be among width, but there is 'seed'"),
+        ({"options": 5}, TypeError, "options must be a mapping of names to values, but is int 5"),
+        ({"skp": True}, TypeError, "switches of a SAN must be among activation, bias, .* there is 'skp'"),
+        ({"pattern": None}, TypeError, "switches of a SAN must be among .* there is 'pattern'"),
+        ({"tokens": -2}, ValueError, "tokens must be at least 1, but is -2"),
+    ],
+)
+def test_arguments_of_san_that_nothing_takes(arguments, error, message, plain_types):
+    with pytest.raises(error, match=message):
+        variants.san("window", 1, H, D, K, **arguments)
+
+
+def test_every_option_of_a_pattern_is_known():
+    for name, options in {
+        "bigbird": {"width": 5, "globals_": 2, "random": 2},
+        "pooling": {"width": 5},
+    }.items():
+        assert VARIANTS[name].build(H, D, K, N, **options).width == 5
+    with pytest.raises(TypeError, match="options of 'softmax' must be among none, but there is 'width'"):
+        VARIANTS["softmax"].build(H, D, K, width=3)
+
+
 def test_patterns_with_positions_need_their_number(plain_types):
     for name in ("synthesizer_random", "synthesizer_dense", "linformer", "linformer_pooled"):
         assert VARIANTS[name].sized

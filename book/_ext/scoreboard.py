@@ -1,29 +1,34 @@
 """Sphinx extension: the scoreboard, made from the ledger and from what the notebooks stored.
 
-``{scoreboard} GROUP`` gives one group of the ledger's rows as tables, ``summary`` the counts of all groups and
-``works`` one line for each work of other authors (with ``:chapters:``, of those that these chapters check). Every
-row shows the value that its chapter's notebook stores. A row without such a value stops the build.
+``{scoreboard} GROUP`` gives one group of the ledger's rows as tables, ``summary`` the counts of all groups,
+``statements`` one line for each statement of the paper and ``works`` one for each work of other authors (with
+``:chapters:``, of those that these chapters check). Every row shows the value that its chapter's notebook stores.
+A row without such a value stops the build.
 """
 
-import json
 import re
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
 from docutils import nodes
-from sphinx.errors import ExtensionError, NoUri
+from ledger_rows import (
+    VERDICTS,
+    chapters_of,
+    group_of,
+    read,
+    statements,
+    summary,
+    verdict,
+    works,
+)
+from sphinx.errors import NoUri
 from sphinx.util.docutils import SphinxDirective
 
 from rc_lib import claims
 
-VERDICTS = {
-    "reproduced": "✓ reproduced",
-    "partly": "◐ partly",
-    "differs": "≠ differs",
-    "ours": "+ ours",
-}
+COLUMNS = ("Claim", "Measured here", "Verdict", "Checked in")
+GATHERED = ("Verdict", "Its claims here", "Checked in")
 # A group, and whether its rows stand in one table or in one for each chapter.
 GROUPS = {
     "reproduced": False,
@@ -32,106 +37,6 @@ GROUPS = {
     "others": True,
     "ours": True,
 }
-COLUMNS = ("Claim", "Measured here", "Verdict", "Checked in")
-WORKS = ("Work", "Verdict", "Its claims here", "Checked in")
-DATED = re.compile(
-    r"^.*?\b(?:19|20)\d\d\b"
-)  # a work's authors and year, at the start of a source
-
-
-@dataclass(frozen=True)
-class Row:
-    """A claim, what its notebook stored for it, and that chapter's title."""
-
-    claim: claims.Claim
-    values: tuple
-    title: str
-
-
-def group_of(claim):
-    """Where a claim stands: the paper's by verdict, those of other works (dated), the book's own."""
-    if claim.status == "ours":
-        return "ours"
-    return "others" if DATED.match(claim.source) else claim.status
-
-
-def read(book):
-    """Return the ledger's rows with their stored values; raise one error that lists all that is wrong."""
-    try:
-        ledger = claims.load(book / "claims.yml")
-    except (ValueError, FileNotFoundError) as error:
-        raise ExtensionError(
-            f"scoreboard: the ledger cannot be read: {error}"
-        ) from None
-    chapters = {chapter: _chapter(book, chapter) for chapter in _chapters(ledger)}
-    rows, faults = [], []
-    for claim in ledger.values():
-        title, stored = chapters[claim.chapter]
-        values = tuple(dict.fromkeys(stored.get(claim.id, ())))
-        faults += _faults(claim, values)
-        rows.append(Row(claim, values, title))
-    if faults:
-        raise ExtensionError("scoreboard: " + "\n  ".join(faults))
-    return rows
-
-
-def _chapters(ledger):
-    return dict.fromkeys(claim.chapter for claim in ledger.values())
-
-
-def _chapter(book, chapter):
-    """Title and stored values of a chapter; neither if there is no such notebook."""
-    file = book / f"{chapter}.ipynb"
-    if not file.is_file():
-        return chapter, {}
-    cells = json.loads(file.read_text(encoding="utf-8"))["cells"]
-    text = "\n".join(
-        "".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown"
-    )
-    heading = re.search(r"^# +(.+)$", text, re.MULTILINE)
-    return heading[1].strip() if heading else chapter, claims.stored(file)
-
-
-def _faults(claim, values):
-    if not values:
-        yield (
-            f"claim {claim.id!r} has no stored value in book/{claim.chapter}.ipynb. Run its check there "
-            f"(make execute NOTEBOOKS=book/{claim.chapter}.ipynb), or take the row out of claims.yml"
-        )
-    for value in values:
-        if value not in claim.band:
-            yield f"claim {claim.id!r}: stored value {value} is outside its band, {claim.band}"
-
-
-def summary(rows):
-    """One sentence for each group that has rows."""
-    counts = Counter(group_of(row.claim) for row in rows)
-    paper = sum(counts[group] for group in ("reproduced", "partly", "differs"))
-    sentences = [
-        f"{len(rows)} claims, each with a value that a notebook of this book measured.",
-        f"{paper} are the paper's: {counts['reproduced']} reproduced, {counts['partly']} reproduced in part, "
-        f"{counts['differs']} where ours differs.",
-    ]
-    if counts["others"]:
-        sentences.append(f"{counts['others']} are other authors'.")
-    return " ".join([*sentences, f"{counts['ours']} are this book's own."])
-
-
-def works(rows):
-    """The claims of other authors by work (authors and year), in the ledger's order."""
-    found = {}
-    for row in rows:
-        if group_of(row.claim) == "others":
-            found.setdefault(DATED.match(row.claim.source)[0], []).append(row)
-    return found
-
-
-def verdict(rows):
-    """One word for the claims of a work."""
-    kinds = {row.claim.status for row in rows}
-    if kinds == {"reproduced"}:
-        return "✓ confirmed"
-    return "≠ not reproduced" if kinds == {"differs"} else "◐ partly"
 
 
 def in_words(band):
@@ -161,9 +66,6 @@ def _number(value):
         return mantissa
     power = "10" + str(int(exponent.replace("−", "-"))).translate(SUPERSCRIPTS)
     return power if mantissa == "1" else f"{mantissa} × {power}"
-
-
-# The page
 
 
 class html_element(nodes.General, nodes.Element):
@@ -206,23 +108,23 @@ def table(rows, caption, link):
     return _board(COLUMNS, caption, [_tr(row, link(row)) for row in rows])
 
 
-def works_table(found, link):
-    """A table with a line for each work; ``link(row)`` as for ``table``."""
+def gathered_table(found, heading, caption, link):
+    """A table with a line for each name in ``found``, its rows taken together; ``link(row)`` as for ``table``."""
     lines = []
-    for work, rows in found.items():
+    for name, rows in found.items():
         counts = Counter(VERDICTS[row.claim.status] for row in rows)
         cells = (
             [element("strong", verdict(rows))],
             [
                 "; ".join(
-                    f"{name}: {count}".replace(" ", "\u00a0")
-                    for name, count in counts.items()
+                    f"{word}: {count}".replace(" ", "\u00a0")
+                    for word, count in counts.items()
                 )
             ],
             [_where(row, link(row)) for row in _first_of_each_chapter(rows)],
         )
-        lines.append(_line([work], WORKS[1:], cells))
-    return _board(WORKS, f"{len(found)} works", lines)
+        lines.append(_line([name], GATHERED, cells))
+    return _board((heading, *GATHERED), caption, lines)
 
 
 def _first_of_each_chapter(rows):
@@ -303,9 +205,10 @@ class Scoreboard(SphinxDirective):
     def run(self):
         """Return the tables of the group, or the summary."""
         group = self.arguments[0]
-        if group not in (*GROUPS, "summary", "works"):
+        known = ("summary", "statements", "works", *GROUPS)
+        if group not in known:
             raise self.error(
-                f"scoreboard: no group {group!r}; there are summary, works, {', '.join(GROUPS)}"
+                f"scoreboard: no group {group!r}; there are {', '.join(known)}"
             )
         book = Path(self.env.srcdir)
         self._depend(book)
@@ -314,8 +217,12 @@ class Scoreboard(SphinxDirective):
             return [nodes.paragraph("", summary(rows))]
         if group == "works":
             chapters = self.options.get("chapters", [r.claim.chapter for r in rows])
-            rows = [row for row in rows if row.claim.chapter in chapters]
-            return [works_table(works(rows), self._link)]
+            found = works([row for row in rows if row.claim.chapter in chapters])
+            caption = f"{len(found)} works"
+            return [gathered_table(found, "Work", caption, self._link)]
+        if group == "statements":
+            caption = "The paper, statement by statement"
+            return [gathered_table(statements(rows), "Statement", caption, self._link)]
         return self._tables(
             [row for row in rows if group_of(row.claim) == group], group
         )
@@ -327,7 +234,7 @@ class Scoreboard(SphinxDirective):
             ledger = claims.load(book / "claims.yml")
         except (ValueError, FileNotFoundError):
             return
-        for chapter in _chapters(ledger):
+        for chapter in chapters_of(ledger):
             self.env.note_dependency(str(book / f"{chapter}.ipynb"))
 
     def _tables(self, rows, group):

@@ -7,6 +7,7 @@ plain values, so that they may as well be computed by other processes.
 
 from importlib import import_module
 
+from rc_lib import checks
 from rc_lib.experiments.interface import Arrays as Arrays
 from rc_lib.experiments.interface import Context as Context
 from rc_lib.experiments.interface import Experiment as Experiment
@@ -49,7 +50,10 @@ def get(name: str) -> Experiment:
 
     Raises:
         ValueError: no experiment of this name.
+        TypeError: ``name`` is no string.
     """
+    if not isinstance(name, str):
+        raise TypeError(f"name must be a string, but is {checks.describe(name)}")
     key = name.replace("-", "_")
     if key not in MODULES:
         raise ValueError(f"unknown experiment {name!r}; there is {', '.join(map(spoken, sorted(MODULES)))}")

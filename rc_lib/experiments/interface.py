@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from rc_lib import results
+from rc_lib import checks, results
 
 Settings = Mapping[str, Any]
 Unit = Mapping[str, Any]
@@ -70,13 +70,12 @@ class Experiment:
             The preset with ``scale`` and ``seeds`` beside it.
 
         Raises:
-            ValueError: an unknown scale; seeds that are none, negative, above 2**62 or given twice.
+            ValueError: an unknown scale; seeds that are none, negative, too large or given twice.
+            TypeError: ``seeds`` are no sequence of whole numbers.
         """
         if scale not in self.presets:
             raise ValueError(f"scale={scale!r}: {self.name} knows {', '.join(sorted(self.presets))}")
-        seeds = list(seeds)
-        if not seeds or min(seeds) < 0 or len(set(seeds)) < len(seeds):
-            raise ValueError(f"seeds={seeds}: expected one or more non-negative integers, each once")
-        if max(seeds) >= 2**62:
-            raise ValueError(f"seeds={seeds}: expected numbers below 2**62, torch's generators hold no more")
+        seeds = [checks.seed(each, "each of seeds") for each in checks.listed("seeds", seeds)]
+        if not seeds or len(set(seeds)) < len(seeds):
+            raise ValueError(f"seeds={seeds}: expected one or more, each once")
         return {**self.presets[scale], "scale": scale, "seeds": seeds}

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from rc_lib import results
+from rc_lib import checks, results
 from rc_lib.experiments import cluster, workers
 from rc_lib.experiments.interface import Context, Experiment, Settings, Unit
 from rc_lib.experiments.jobs import Done, Job, check_device
@@ -47,7 +47,8 @@ class Parts:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise results.ResultError(f"cannot write {self.folder}: {error.strerror or error}") from error
+            asked = self.folder.parent.parent  # what the user knows of
+            raise results.ResultError(f"cannot write {asked}: {error.strerror or error}") from error
 
     def name(self, unit: Unit) -> str:
         """Return the name of a unit's file, without its ending.
@@ -148,11 +149,17 @@ def _computed(jobs: Iterator[Job], count: int, scheduler: str | None, device: st
     return (Done(job, *job.compute()) for job in jobs)
 
 
-def _run_units(parts: Parts, progress: Progress, compute: Callable[[Iterator[Unit]], Iterator[Done]]) -> dict:
+def _run_units(
+    parts: Parts,
+    begin: Callable[[], None],
+    progress: Progress,
+    compute: Callable[[Iterator[Unit]], Iterator[Done]],
+) -> dict:
     """Return every unit's part by name, computing and storing those that are not stored yet."""
     found = {}
 
     def missing() -> Iterator[Unit]:
+        begin()  # who computes has been found, and draws the first unit
         for unit in parts.units:
             part = parts.read(unit)  # asked for late: another process may have made it
             if part is None:
@@ -169,9 +176,7 @@ def _run_units(parts: Parts, progress: Progress, compute: Callable[[Iterator[Uni
 
 
 def _check_places(count: int, scheduler: str | None, device: str) -> None:
-    if count < 0:
-        raise ValueError(f"workers={count}: expected 0 (compute here) or more")
-    if count and scheduler is not None:
+    if checks.positive_int("workers", count, minimum=0) and scheduler is not None:
         raise ValueError(f"workers={count} and scheduler={scheduler!r}: expected one of the two")
     if scheduler is None:
         check_device(device)
@@ -189,6 +194,7 @@ def run(
     workers: int = 0,
     scheduler: str | None = None,
     bars: bool = False,
+    begin: Callable[[], None] = lambda: None,
 ) -> Path:
     """Run an experiment to its end, going on from the units that an earlier run finished, and store it.
 
@@ -204,16 +210,20 @@ def run(
             A script that asks for some needs ``if __name__ == "__main__":`` around what it runs.
         scheduler: the address of a Dask scheduler whose workers compute the units.
         bars: whether units computed in this process may draw a progress bar of their own.
+        begin: called once, when the folder can be written and who computes has been found.
 
     Returns:
         The stored result's file.
 
     Raises:
         ValueError: an unknown scale, bad seeds, no such device, or workers that cannot import ``run_unit``.
+        TypeError: an argument of another type.
         results.ResultError: the folder cannot be written; finished units are kept.
         SweepError: workers that cannot be reached, do not fit or die again and again.
     """
     settings = experiment.settings(scale, seeds)
+    for name, value in {"resume": resume, "bars": bars}.items():
+        checks.boolean(name, value)
     _check_places(workers, scheduler, device)
     parts = Parts(experiment, settings, Path(folder or results.default_folder()))
     if not resume:
@@ -224,7 +234,7 @@ def run(
     def compute(units: Iterator[Unit]) -> Iterator[Done]:
         return _computed((parts.job(unit, device, own_bars) for unit in units), workers, scheduler, device)
 
-    found = _run_units(parts, progress, compute)
+    found = _run_units(parts, begin, progress, compute)
     done = [found[parts.name(unit)] for unit in parts.units]
     arrays, tables = experiment.combine(settings, parts.units, [part.arrays for part in done])
     return parts.finish(arrays, tables, sum(part.seconds for part in done))

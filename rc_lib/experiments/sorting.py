@@ -8,6 +8,7 @@ right for more than half.  Nor does it say how the network is trained; ``choices
 import numpy as np
 import torch
 
+from rc_lib import checks
 from rc_lib.experiments.interface import Arrays, Context, Settings, Unit
 from rc_lib.experiments.token_tasks import experiment, unit_runner
 from rc_lib.tasks import Task, sorting
@@ -65,7 +66,17 @@ def position_only(task: Task) -> float:
 
     Returns:
         The share of test tokens that equal the most frequent training label of their position.
+
+    Raises:
+        TypeError: ``task`` is no ``Task``.
+        ValueError: its tokens have no positions, or some are padding.
     """
+    if not isinstance(task, Task):
+        raise TypeError(f"task must be a Task, but is {checks.describe(task)}")
+    if not (task.positions and task.train.real.all() and task.test.real.all()):
+        raise ValueError(
+            f"task must have a token at each of its positions, as sorting has, but is {task.name!r}"
+        )
     guess = torch.mode(task.train.labels, dim=0).values
     return (task.test.labels == guess).double().mean().item()
 

@@ -7,8 +7,8 @@ a small distance of the two tokens goes into the next.
 
 Decisions of ours.  (1) All are trained alike, with AdamW at 1e-3 on a cosine, without weight decay.  (2) The
 authors' code keeps the layer's own skip in its SAN, starts at small weights and trains at 1e-5, constant:
-``"authors"`` does so; two more variants leave the skip out, or take over nothing but the skip.  (3) Training
-is in float32, unrolling in float64, for the tokens come closer than float32 resolves.
+``"authors"`` does so; the other variants leave out one or two of the three, so that all eight combinations
+are there.  (3) Training is in float32, unrolling in float64: the tokens come closer than float32 resolves.
 """
 
 from collections.abc import Sequence
@@ -24,16 +24,23 @@ from rc_lib.tasks import two_arcs
 from rc_lib.tasks.two_arcs import NextPoint
 
 # What a variant changes: the module's switches, and the training.
-_SMALL = {"lr": 1e-5, "schedule": "constant"}
+_RATE = {"lr": 1e-5, "schedule": "constant"}
 VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "SAN": ({}, {}),
     "SAN+MLP": ({"mlp": True}, {}),
     "SAN+skip": ({"skip": True}, {}),
-    "authors": ({"inner_skip": True, "init": "bert"}, _SMALL),
-    "authors without skip": ({"init": "bert"}, _SMALL),
+    "small start": ({"init": "bert"}, {}),
+    "small rate": ({}, _RATE),
+    "small start and rate": ({"init": "bert"}, _RATE),
     "inner skip": ({"inner_skip": True}, {}),
+    "inner skip, small start": ({"inner_skip": True, "init": "bert"}, {}),
+    "inner skip, small rate": ({"inner_skip": True}, _RATE),
+    "authors": ({"inner_skip": True, "init": "bert"}, _RATE),
 }
 PAPER = ("SAN", "SAN+MLP", "SAN+skip")
+APART = tuple(
+    name for name in VARIANTS if name not in PAPER
+)  # the authors' three ingredients, in all mixtures
 
 _TRAINING = {"epochs": 60, "batch_size": 16, "lr": 1e-3, "schedule": "cosine"}
 
@@ -49,8 +56,7 @@ PRESETS: dict[str, Settings] = {
         "grid": [
             {"norm": "post", "variants": list(PAPER), "dims": [32, 64, 128]},
             {"norm": "none", "variants": list(PAPER), "dims": [32, 64, 128]},
-            {"norm": "post", "variants": ["authors"], "dims": [32, 64, 128]},
-            {"norm": "post", "variants": ["authors without skip", "inner skip"], "dims": [32]},
+            {"norm": "post", "variants": list(APART), "dims": [32, 64, 128]},
         ],
     },
 }

@@ -8,6 +8,7 @@ best that can be reached.  ``sorting``, ``convex_hull`` and ``memorization`` mak
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Int
@@ -27,7 +28,8 @@ class Examples:
 
     Raises:
         TypeError: a tensor of another type.
-        ValueError: shapes that do not fit each other.
+        ValueError: shapes that do not fit each other, a set without a real token, or a real token with a
+            negative label or a coordinate that is not finite.
     """
 
     inputs: Tensor
@@ -56,6 +58,15 @@ class Examples:
                     f"{name} is {checks.describe(getattr(self, name))}; expected "
                     f"{tuple(self.inputs.shape[:2])}, the first two axes of inputs"
                 )
+        if not self.real.is_meta:
+            self._check_values()
+
+    def _check_values(self) -> None:
+        _refuse("real", ~self.real.any(1), self.real, "mark one token or more of every set")
+        _refuse("labels", self.real & (self.labels < 0), self.labels, "be 0 or more on real tokens")
+        if self.inputs.is_floating_point():
+            bad = self.real[..., None] & ~torch.isfinite(self.inputs)
+            _refuse("inputs", bad, self.inputs, "be finite on real tokens")
 
     def __len__(self) -> int:
         return self.inputs.shape[0]
@@ -82,7 +93,7 @@ class Examples:
         """Drop the last columns that are padding in every set; a batch of short sets is then cheaper.
 
         Returns:
-            The ``Examples`` with ``n`` as short as they allow (one column stays if none is real).
+            The ``Examples`` with ``n`` as short as they allow (one column where there are no sets).
         """
         columns = torch.nonzero(self.real.any(0))
         n = int(columns.max()) + 1 if len(columns) else 1
@@ -106,6 +117,35 @@ class Examples:
         cast = dtype if self.inputs.is_floating_point() else None
         inputs = self.inputs.to(device=device, dtype=cast)
         return Examples(inputs, self.labels.to(device=device), self.real.to(device=device))
+
+
+def _refuse(name: str, bad: Tensor, values: Tensor, expected: str) -> None:
+    """Say where the first bad value is, if there is one."""
+    if bool(bad.any()):
+        where = torch.nonzero(bad)[0].tolist()
+        found = checks.describe(values[tuple(where)].tolist())
+        raise ValueError(f"{name} must {expected}, but {name}{where} is {found}")
+
+
+def require(name: str, examples: Any) -> Examples:
+    """Require ``Examples`` with at least one set.
+
+    Args:
+        name: The argument's name, for the message.
+        examples: The value to check.
+
+    Returns:
+        ``examples`` itself.
+
+    Raises:
+        TypeError: they are no ``Examples``.
+        ValueError: there is no set, and so no real token.
+    """
+    if not isinstance(examples, Examples):
+        raise TypeError(f"{name} must be Examples, but is {checks.describe(examples)}")
+    if not len(examples):
+        raise ValueError(f"{name} has no real token: there are no sets")
+    return examples
 
 
 @dataclass(frozen=True)
@@ -168,10 +208,10 @@ def majority(train: Examples, test: Examples) -> float:
         The share of real tokens of ``test`` with that class.
 
     Raises:
-        ValueError: no real token in either.
+        TypeError: either is no ``Examples``.
+        ValueError: either has no set, and so no real token.
     """
-    for name, examples in (("train", train), ("test", test)):
-        if not bool(examples.real.any()):
-            raise ValueError(f"{name} has no real token")
+    require("train", train)
+    require("test", test)
     answer = torch.bincount(train.labels[train.real]).argmax()
     return float((test.labels[test.real] == answer).double().mean())

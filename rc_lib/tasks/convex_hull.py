@@ -45,7 +45,7 @@ def make(
     """Make the task.
 
     Args:
-        seed: An integer; the sets depend on it, and ``test`` does not depend on the size of ``train``.
+        seed: 0 or more; the sets depend on it, and ``test`` does not depend on the size of ``train``.
         train: Number of sets to train on.
         test: Number of sets to test on, drawn from a stream of their own.
         points: Points in a set, 1 or more (up to three random points are all corners).
@@ -66,8 +66,7 @@ def make(
     if scale("side", side) == 0:
         raise ValueError("side must be positive, but is 0")
     scale("shift", shift)
-    if not isinstance(standardised, bool):
-        raise TypeError(f"standardised must be True or False, but is {checks.describe(standardised)}")
+    checks.boolean("standardised", standardised)
 
     def examples(count: int, purpose: str) -> Examples:
         drawn = _draw(generator(seed, purpose), count, points, side, shift)

@@ -25,7 +25,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from rc_lib import checks, corpus, models
-from rc_lib.tasks import Examples, Task, majority
+from rc_lib.tasks import Examples, Task, majority, require
 from rc_lib.weights import generator
 
 SOURCES = ("corpus", "rte")
@@ -51,7 +51,7 @@ def make(
     """Make the task.
 
     Args:
-        seed: An integer; the labels depend on it, the text does not.
+        seed: 0 or more; the labels depend on it, the text does not.
         pairs: Number of pairs.
         max_tokens: Longer pairs are cut to this many tokens, the separator included.
         text: Your own text: a ``Path`` to a UTF-8 file, or a string that is the text itself.
@@ -104,10 +104,10 @@ def ceiling(examples: Examples) -> float:
         The largest share of real tokens with the right label.
 
     Raises:
-        ValueError: no real token.
+        TypeError: they are no ``Examples``.
+        ValueError: there is no set, and so no real token.
     """
-    if not bool(examples.real.any()):
-        raise ValueError("examples has no real token")
+    require("examples", examples)
     groups: dict[tuple, Counter] = defaultdict(Counter)
     for tokens, labels, real in zip(
         examples.inputs.tolist(), examples.labels.tolist(), examples.real.tolist(), strict=True

@@ -34,7 +34,7 @@ def make(
     """Make the task.
 
     Args:
-        seed: An integer; the sequences depend on it and on nothing else.
+        seed: 0 or more; the sequences depend on it and on nothing else.
         train: Number of sequences to train on.
         test: Number of sequences to test on.
         symbols: Size of the alphabet, 2 or more; also the number of classes.
@@ -51,8 +51,7 @@ def make(
     """
     train, test = checks.positive_int("train", train), checks.positive_int("test", test)
     symbols, length = checks.positive_int("symbols", symbols, 2), checks.positive_int("length", length)
-    if not isinstance(repeats, bool):
-        raise TypeError(f"repeats must be True or False, but is {checks.describe(repeats)}")
+    checks.boolean("repeats", repeats)
     _require_space(train + test, symbols, length, repeats)
 
     def draw(count: int, source: torch.Generator) -> Tensor:

@@ -147,11 +147,22 @@ class NextPoint(nn.Module):
             ``[*batch, n, 2]``.
 
         Raises:
-            ValueError: the embedded points are not finite.
+            ValueError: another shape, or points that are empty or, embedded, not finite.
             TypeError: another dtype than the weights'.
         """
+        _check_points("X", X, "[*batch, n, 2]")
+        if X.dtype != self.embed.weight.dtype:
+            own = str(self.embed.weight.dtype).removeprefix("torch.")
+            raise TypeError(f"X is {checks.describe(X)}, but the weights are {own}")
         Y = self.read(self.san(self.embed(X)))
         return X + Y if self.skip else Y
+
+
+def _check_points(name: str, X: Tensor, expected: str, tokens: int | None = None) -> None:
+    """Require points in the plane, in a given number of tokens if any is given."""
+    checks.floats(name, X)
+    if X.ndim < 2 or X.shape[-1] != 2 or X.numel() == 0 or tokens not in (None, X.shape[-2]):
+        raise ValueError(f"{name} is {checks.describe(X)}; expected {expected}, not empty")
 
 
 def _linear(fan_in: int, fan_out: int, source: torch.Generator, dtype: torch.dtype) -> nn.Linear:
@@ -183,7 +194,12 @@ def distance(X: Float[Tensor, "*batch 2 2"]) -> Float[Tensor, "*batch"]:
 
     Returns:
         ``[*batch]``.
+
+    Raises:
+        ValueError: another shape, or an empty one.
+        TypeError: ``X`` is no floating-point tensor.
     """
+    _check_points("X", X, "[*batch, 2, 2]", tokens=2)
     return (X[..., 0, :] - X[..., 1, :]).norm(dim=-1)
 
 
@@ -302,8 +318,10 @@ def jacobians(
         difference.  For opposite tokens and a module without biases the other two are zero.
 
     Raises:
-        ValueError: ``steps`` outside 1 to ``points``.
+        ValueError: ``steps`` outside 1 to ``points``; else as ``arcs``.
+        TypeError: a number that is not whole.
     """
+    checks.positive_int("points", points, minimum=2)
     if checks.positive_int("steps", steps) > points:
         raise ValueError(f"steps must be at most points={points}, but is {steps}")
     states = arcs(points, radius).to(next(model.parameters()))[:steps]
@@ -324,7 +342,14 @@ def error_growth(J: Float[Tensor, "steps k k"]) -> Float[Tensor, "k"]:
 
     Returns:
         ``[k]`` factors per step (geometric means), largest first; above 1 an error grows.
+
+    Raises:
+        ValueError: no step, or matrices that are not square or not finite.
+        TypeError: ``J`` is no floating-point tensor.
     """
+    checks.matrix("J", J)
+    if J.ndim != 3 or J.shape[-1] != J.shape[-2]:
+        raise ValueError(f"J is {checks.describe(J)}; expected [steps, k, k]")
     Q, logs = torch.eye(J.shape[-1]).to(J), []
     for each in J:
         Q, R = torch.linalg.qr(each @ Q)
@@ -349,7 +374,13 @@ def scale_growth(
 
     Returns:
         ``[points]``, one factor for each state of ``arcs``.
+
+    Raises:
+        ValueError: as ``arcs``, or ``step`` is not positive and finite.
+        TypeError: as ``arcs``, or ``step`` is no number.
     """
+    if scale("step", step) == 0:
+        raise ValueError("step must be positive, but is 0")
     X = arcs(points, radius).to(next(model.parameters()))
     more, less = (distance(model(X * factor)).log() for factor in (math.exp(step), math.exp(-step)))
     return (more - less) / (2 * step)

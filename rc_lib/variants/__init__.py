@@ -15,7 +15,8 @@ The law: let ``P_∞`` be a pattern's matrix when all tokens are equal, and move
 files of this package, one idea a file, and ``rc_lib.collapse_order`` measures the orders.
 """
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -90,7 +91,7 @@ class Variant:
             dim: Features per token ``d``.
             head_dim: ``d_qk``; by default ``d / H``.
             tokens: The number of tokens, needed where ``sized``.
-            seed: An integer, or a CPU generator to draw the pattern's own weights from.
+            seed: 0 or more, or a CPU generator to draw the pattern's own weights from.
             dtype: A floating-point type.
             **options: The pattern's own parameters; see its class.
 
@@ -101,8 +102,23 @@ class Variant:
             ValueError: a size does not fit.
             TypeError: an option that the pattern does not have.
         """
-        own = {**self.options, **options}
+        own = {**self.options, **self.checked(options)}
         return self.pattern(heads, dim, head_dim, tokens, seed=seed, dtype=dtype, **own)
+
+    def checked(self, options: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Refuse an option that the pattern does not have.
+
+        Args:
+            options: Values by name.
+
+        Returns:
+            ``options`` itself.
+
+        Raises:
+            TypeError: a name that the pattern does not have.
+        """
+        _require_known(f"options of {self.name!r}", options, _own_parameters(self.pattern))
+        return options
 
     def attention(
         self,
@@ -138,6 +154,22 @@ class Variant:
         H, d, d_qk = W_Q.shape
         pattern = self.build(H, d, d_qk, X.shape[-2], seed=seed, dtype=X.dtype, **options).to(X.device)
         return pattern(X, W_Q, W_K, b_Q, b_K, mask, key_padding_mask)
+
+
+def _own_parameters(pattern: type[Pattern]) -> set[str]:
+    """What a pattern's class takes beyond what every pattern does."""
+    made = [vars(each)["__init__"] for each in pattern.__mro__[:-1] if "__init__" in vars(each)]
+    found = [p for each in made for p in inspect.signature(each).parameters.values()]
+    common = inspect.signature(Pattern).parameters
+    return {p.name for p in found if p.kind is p.KEYWORD_ONLY and p.name not in common}
+
+
+def _require_known(name: str, given: Iterable[str], known: set[str]) -> None:
+    """Refuse the name of an argument that nothing takes."""
+    unknown = [each for each in given if each not in known]
+    if unknown:
+        there_is = ", ".join(sorted(known)) or "none"
+        raise TypeError(f"{name} must be among {there_is}, but there is {unknown[0]!r}")
 
 
 _ROWS = (
@@ -245,6 +277,9 @@ _ROWS = (
     ),
 )
 
+# Arguments of SAN that ``san`` fills itself.
+_TAKEN = {"depth", "heads", "dim", "head_dim", "seed", "dtype", "pattern"}
+
 #: Every variant by name, from order 3 to order 1.
 VARIANTS: dict[str, Variant] = {variant.name: variant for variant in _ROWS}
 
@@ -286,7 +321,7 @@ def san(
         dim: Features per token ``d``.
         head_dim: ``d_qk``; by default ``d / H``.
         tokens: The number of tokens, needed by patterns with a weight for each position.
-        seed: An integer; the patterns' own weights depend on it too, and differ between layers.
+        seed: 0 or more; the patterns' own weights depend on it too, and differ between layers.
         dtype: A floating-point type.
         options: The pattern's own parameters, by name.
         **switches: Any other argument of ``SAN`` (``skip``, ``mlp``, ``norm``, ``gain``, …).
@@ -296,9 +331,13 @@ def san(
 
     Raises:
         ValueError: no such variant, or a value outside its range.
-        TypeError: a value of the wrong type, or an unknown option.
+        TypeError: a value of the wrong type, or an unknown option or switch.
     """
-    chosen, own = variant(name), dict(options or {})
+    if not isinstance(options, Mapping | None):
+        raise TypeError(f"options must be a mapping of names to values, but is {checks.describe(options)}")
+    _require_known("switches of a SAN", switches, set(inspect.signature(SAN).parameters) - _TAKEN)
+    chosen = variant(name)
+    own = chosen.checked(options or {})
 
     def pattern(layer: int) -> Pattern:
         source = generator(seed, f"variants.pattern.{layer}")

@@ -57,7 +57,7 @@ class Pattern(nn.Module):
         dim: Features per token ``d``.
         head_dim: ``d_qk``; by default ``d / H``, which must then be whole.
         tokens: The number of tokens ``n``, for patterns that have a weight for each position (``sized``).
-        seed: An integer, or a CPU generator to draw from.
+        seed: 0 or more, or a CPU generator to draw from.
         dtype: A floating-point type.
 
     Raises:
@@ -83,11 +83,11 @@ class Pattern(nn.Module):
     ):
         super().__init__()
         self.heads, self.dim, self.head_dim, *_ = sizes(heads, dim, head_dim, None, None)
-        self.tokens = None
-        if self.sized:
-            if tokens is None:
-                raise ValueError(f"{type(self).__name__} has a weight for each position: give tokens")
-            self.tokens = checks.positive_int("tokens", tokens)
+        if tokens is not None:
+            checks.positive_int("tokens", tokens)
+        elif self.sized:
+            raise ValueError(f"{type(self).__name__} has a weight for each position: give tokens")
+        self.tokens = tokens if self.sized else None
         self._draw = Gaussian(seed, dtype)
 
     def weight(self, *shape: int, std: float = 1.0) -> nn.Parameter:

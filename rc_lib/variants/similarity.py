@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from rc_lib import checks
 from rc_lib.variants.arithmetic import Array, like, spectral_norm, sqrt, where
 from rc_lib.variants.pattern import Pattern, scaled_scores
 
@@ -33,7 +34,7 @@ class L2Distance(Pattern):
 
     def __init__(self, *args: Any, tied: bool = True, **kwargs: Any):
         super().__init__(*args, **kwargs)
-        self.tied = tied
+        self.tied = checks.boolean("tied", tied)
 
     def scores(self, X: Array, Q: Array, K: Array) -> Array:
         """``(2 Q Kᵀ − |q_i|² − |k_j|²)/√d_qk``."""

@@ -15,6 +15,7 @@ from .conftest import ROOT
 
 sys.path.insert(0, str(ROOT / "book" / "_ext"))
 
+import ledger_rows
 import scoreboard
 
 LEDGER = """
@@ -184,6 +185,26 @@ def test_works_are_gathered_with_one_verdict_each(tmp_path):
     assert "Else 1999" not in html
 
 
+def test_statements_of_the_paper_are_gathered_in_its_order(tmp_path):
+    ledger = LEDGER.replace("Theorem 9", "Theorem 2.3")
+    found = ledger_rows.statements(scoreboard.read(write(tmp_path, ledger)))
+    gathered = {name.partition(":")[0]: [row.claim.id for row in rows] for name, rows in found.items()}
+    assert list(gathered.items()) == [("Theorem 2.3", ["one+a"]), ("Figure 2", ["two"])]
+
+    page = tmp_path / "index.md"
+    page.write_text("# Paper\n\n```{scoreboard} statements\n```\n", encoding="utf-8")
+    lines = re.findall(r"<tr[^>]*>.*?</tr>", build(tmp_path)[0], re.DOTALL)
+    assert [text(line).partition(": ")[2] for line in lines[1:]] == [
+        "so do any number of heads ✓ confirmed ✓ reproduced: 1 Title of part/x",
+        "BERT, ALBERT and XLNet, ablated ≠ not reproduced ≠ differs: 1 Title of part/x",
+    ]
+
+
+def test_a_source_that_the_paper_has_not_stops_the_build(tmp_path):
+    with pytest.raises(ExtensionError, match=r"'Theorem 9' of claim 'one.a' belongs to none"):
+        ledger_rows.statements(scoreboard.read(write(tmp_path)))
+
+
 # A page made of it
 
 
@@ -215,7 +236,18 @@ def test_a_missing_value_stops_the_build(tmp_path):
         build(write(tmp_path, stored=changed(two=None)))
 
 
-# The book's page
+# The book's pages
+
+
+def test_every_later_work_in_the_table_is_cited_beside_it():
+    page = (ROOT / "book/beyond/after_the_paper.md").read_text(encoding="utf-8")
+    chapters = re.search(r":chapters: (.*)", page)[1].split()
+    rows = [row for row in scoreboard.read(ROOT / "book") if row.claim.chapter in chapters]
+    cited = ",".join(re.findall(r"\{cite:t\}`([^`]+)`", page)).split(",")
+    authors = [re.split(r" et al| and | (?=\d)", work)[0] for work in ledger_rows.works(rows)]
+    names = [author.replace(" ", "").lower() for author in authors]
+    assert len(names) > 15
+    assert [name for name in names if not any(key.startswith(name) for key in cited)] == []
 
 
 @pytest.mark.page
@@ -235,7 +267,7 @@ def test_the_book_shows_every_row_once_with_its_stored_value(site):
 def test_every_link_of_the_book_s_scoreboard_arrives(site):
     html = (site / "scoreboard.html").read_text(encoding="utf-8")
     links = re.findall(r'href="([^"#]+)#(claim-[^"]+)"', html)
-    assert len(links) == len(claims.load())
+    assert len(set(links)) == len(claims.load())
     pages = {page: (site / page).read_text(encoding="utf-8") for page, _ in links}
     assert [link for link in links if f'id="{link[1]}"' not in pages[link[0]]] == []
 
