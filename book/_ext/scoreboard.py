@@ -124,7 +124,7 @@ def gathered_table(found, heading, caption, link):
             [_where(row, link(row)) for row in _first_of_each_chapter(rows)],
         )
         lines.append(_line([name], GATHERED, cells))
-    return _board((heading, *GATHERED), caption, lines)
+    return _board((heading, *GATHERED), caption, lines, "rc-gathered")
 
 
 def _first_of_each_chapter(rows):
@@ -134,7 +134,7 @@ def _first_of_each_chapter(rows):
     return first.values()
 
 
-def _board(columns, caption, lines):
+def _board(columns, caption, lines, *classes):
     head = [
         element("th", name, scope="col", role="columnheader", classes=[f"rc-{i}"])
         for i, name in enumerate(columns)
@@ -145,7 +145,7 @@ def _board(columns, caption, lines):
         element("thead", element("tr", *head, role="row"), role="rowgroup"),
         element("tbody", *lines, role="rowgroup"),
         role="table",
-        classes=["rc-board"],
+        classes=["rc-board", *classes],
     )
 
 
