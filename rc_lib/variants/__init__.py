@@ -18,6 +18,7 @@ files of this package, one idea a file, and ``rc_lib.collapse_order`` measures t
 import inspect
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
@@ -156,6 +157,7 @@ class Variant:
         return pattern(X, W_Q, W_K, b_Q, b_K, mask, key_padding_mask)
 
 
+@cache  # asked for with every pattern that is made, and slow to find
 def _own_parameters(pattern: type[Pattern]) -> set[str]:
     """What a pattern's class takes beyond what every pattern does."""
     made = [vars(each)["__init__"] for each in pattern.__mro__[:-1] if "__init__" in vars(each)]
@@ -279,6 +281,7 @@ _ROWS = (
 
 # Arguments of SAN that ``san`` fills itself.
 _TAKEN = {"depth", "heads", "dim", "head_dim", "seed", "dtype", "pattern"}
+_SWITCHES = set(inspect.signature(SAN).parameters) - _TAKEN
 
 #: Every variant by name, from order 3 to order 1.
 VARIANTS: dict[str, Variant] = {variant.name: variant for variant in _ROWS}
@@ -335,7 +338,7 @@ def san(
     """
     if not isinstance(options, Mapping | None):
         raise TypeError(f"options must be a mapping of names to values, but is {checks.describe(options)}")
-    _require_known("switches of a SAN", switches, set(inspect.signature(SAN).parameters) - _TAKEN)
+    _require_known("switches of a SAN", switches, _SWITCHES)
     chosen = variant(name)
     own = chosen.checked(options or {})
 
