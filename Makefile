@@ -42,7 +42,7 @@ unit: setup  ## unit and property tests of rc_lib and of the book's sources
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 -m "not page" tests
 
 notebooks: setup  ## re-run every notebook through nbval
-	$(BIN)/python tools/nbval.py
+	$(BIN)/python tools/rerun.py
 
 pages: strict  ## open every rendered page in headless Chromium
 	$(BIN)/python -m pytest -q -n 2 -m page tests

@@ -1,4 +1,4 @@
-"""The commands behind the Makefile: set-up messages, a fork's address, storing a notebook."""
+"""The commands behind the Makefile: set-up messages, a fork's address, storing and re-running a notebook."""
 
 import subprocess
 import sys
@@ -9,6 +9,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tools"))
+
+import rerun  # noqa: E402
 
 import execute  # noqa: E402
 import repository  # noqa: E402
@@ -78,6 +80,14 @@ def test_a_notebook_is_stored_as_it_ran(tmp_path, monkeypatch, capsys):
     assert [c.id for c in after.cells] == ["cell-00", "cell-01"]
 
 
+def test_printed_text_is_stored_in_one_piece():
+    pieces = [("stdout", "a\n"), ("stdout", "b\n"), ("stderr", "c"), ("stdout", "d")]
+    outputs = [nbformat.v4.new_output("stream", name=name, text=text) for name, text in pieces]
+    outputs.insert(2, nbformat.v4.new_output("display_data", {"text/plain": "x"}))
+    joined = execute.joined(outputs)
+    assert [o.get("text") for o in joined] == ["a\nb\n", None, "c", "d"]
+
+
 @pytest.mark.parametrize("source", ["1 / 0", "import sys; print('x', file=sys.stderr)"])
 def test_a_notebook_that_fails_is_not_stored(tmp_path, monkeypatch, source):
     path = tmp_path / "a.ipynb"
@@ -87,3 +97,35 @@ def test_a_notebook_that_fails_is_not_stored(tmp_path, monkeypatch, source):
     with pytest.raises(SystemExit, match="not stored"):
         execute.main()
     assert path.read_bytes() == before
+
+
+FAST, SLOW = rerun.Outcome(True, 5, 0.4), rerun.Outcome(True, 61, 0.4)
+
+
+@pytest.mark.parametrize(
+    ("runs", "wrong"),
+    [
+        ([FAST], []),
+        ([SLOW, FAST], []),
+        ([SLOW, SLOW], ["slower than its bar of 60 s"]),
+        ([rerun.Outcome(False, 5, 0.4)], ["a cell failed"]),
+        ([rerun.Outcome(True, 5, 1.6)], ["larger than its bar of 1.5 GB"]),
+        ([rerun.Outcome(False, 61, 0.4)], ["a cell failed", "slower than its bar of 60 s"]),
+        ([SLOW, rerun.Outcome(False, 5, 0.4)], ["a cell failed"]),
+    ],
+)
+def test_only_a_slow_notebook_gets_a_second_run(monkeypatch, runs, wrong):
+    left = iter(runs)
+    monkeypatch.setattr(rerun, "run", lambda path: next(left))
+    assert rerun.faults(Path("a.ipynb")) == [f"a.ipynb: {fault}" for fault in wrong]
+    assert not list(left)
+
+
+def test_a_failed_cell_is_named_in_the_last_lines(tmp_path, monkeypatch, capfd):
+    nbformat.write(stored("1 + 1"), tmp_path / "good.ipynb")
+    nbformat.write(stored("1 / 0"), tmp_path / "bad.ipynb")
+    monkeypatch.setattr(sys, "argv", ["rerun.py", str(tmp_path / "good.ipynb"), str(tmp_path / "bad.ipynb")])
+    with pytest.raises(SystemExit) as stop:
+        rerun.main()
+    assert stop.value.code == 1
+    assert capfd.readouterr().out.splitlines()[-2:] == ["bad.ipynb: a cell failed", "1 passed, 1 failed"]

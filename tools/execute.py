@@ -35,9 +35,22 @@ def normalise(notebook):
     for i, cell in enumerate(notebook.cells):
         cell.id = f"cell-{i:02d}"
         cell.metadata.pop("execution", None)
-        for output in cell.get("outputs", []):
-            if output.output_type == "stream" and output.name == "stderr":
-                raise ValueError(f"cell {i} wrote to stderr: {output.text[:300]!r}")
+        if cell.cell_type == "code":
+            cell.outputs = joined(cell.outputs)
+            for output in cell.outputs:
+                if output.get("name") == "stderr":
+                    raise ValueError(f"cell {i} wrote to stderr: {output.text[:300]!r}")
+
+
+def joined(outputs):
+    """Printed text in one piece: where a kernel cuts it depends on the moment."""
+    whole = []
+    for output in outputs:
+        if whole and output.output_type == "stream" and output.name == whole[-1].get("name"):
+            whole[-1].text += output.text
+        else:
+            whole.append(output)
+    return whole
 
 
 def write(notebook, path):
@@ -53,8 +66,6 @@ def main():
     parser.add_argument("paths", nargs="*", type=Path, help="notebooks (default: all)")
     os.environ["RC_LIB_STATIC"] = "1"
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    # Idle OpenMP threads spin by default; beside another process that makes small tensors ten times slower.
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     for path in parser.parse_args().paths or notebooks():
         start = time.perf_counter()
         notebook = nbformat.read(path, as_version=4)
