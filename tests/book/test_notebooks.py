@@ -13,6 +13,7 @@ sys.path.insert(0, str(ROOT / "tools"))
 from notebooks import notebooks  # noqa: E402
 
 MEGABYTE = 1_000_000
+COLUMN = 78  # characters of printed text that a page of 1280 px shows without scrolling
 SETUP = """\
 # Setup: on Colab this installs rc_lib at the book's version; elsewhere it does nothing.
 import importlib.util
@@ -51,6 +52,8 @@ def output_faults(cell):
             yield "stored with an error"
         if output.get("name") == "stderr":
             yield "stderr in the stored output"
+        if max(map(len, output.get("text", "").splitlines()), default=0) > COLUMN:
+            yield f"a printed line longer than {COLUMN} characters"
         if "application/vnd.jupyter.widget-view+json" in data:
             yield "a live widget in the stored output"
         if re.search(r"\bat 0x[0-9a-f]{6,}", str(data.get("text/plain", "")) + output.get("text", "")):
@@ -111,6 +114,10 @@ def test_a_good_notebook_has_no_fault():
         ({"outputs": [nbformat.v4.new_output("error", ename="E", evalue="", traceback=[])]}, "with an error"),
         ({"outputs": [nbformat.v4.new_output("stream", name="stderr", text="w")]}, "stderr"),
         ({"outputs": [nbformat.v4.new_output("stream", name="stdout", text="<f at 0x7f00aa11>")]}, "address"),
+        (
+            {"outputs": [nbformat.v4.new_output("stream", name="stdout", text="a\n" + "b" * 79)]},
+            "printed line",
+        ),
     ],
 )
 def test_a_bad_notebook_is_seen(changes, fault):
