@@ -92,7 +92,7 @@ class NextPoint(nn.Module):
             of its own unless ``inner_skip``.
         norm: ``"none"``, ``"pre"`` or ``"post"``: where LayerNorm stands in the layer.
         inner_skip: The layer's own skip around the attention (and the MLP), as in the authors' code.
-        seed: An integer.
+        seed: A whole number from 0.
         dtype: A floating-point type.
         init: ``"unit"``, the variances above, or ``"bert"``, the small weights of the authors' code.
 
@@ -116,10 +116,8 @@ class NextPoint(nn.Module):
     ):
         super().__init__()
         checks.one_of("init", init, ("unit", "bert"))
-        if not isinstance(skip, bool):
-            raise TypeError(f"skip must be True or False, but is {checks.describe(skip)}")
-        self.skip = skip
-        switches = {"skip": inner_skip, "mlp": mlp, "norm": norm}
+        self.skip = checks.boolean("skip", skip)
+        switches = {"skip": checks.boolean("inner_skip", inner_skip), "mlp": mlp, "norm": norm}
         self.san = SAN(1, heads, dim, mlp_dim=dim, seed=seed, dtype=dtype, **switches)
         self.embed = _linear(2, dim, generator(seed, "two_arcs.embed"), dtype)
         self.read = _linear(dim, 2, generator(seed, "two_arcs.read"), dtype)
